@@ -1,0 +1,44 @@
+"""Checks that turn a wrong argument into a text that says which, what, the limit, and what to do."""
+
+from __future__ import annotations
+
+import operator
+
+from ems.common.exception import invalid_argument
+
+__all__ = ["check_bool", "check_int", "shown"]
+
+_SHOWN_CHARACTERS = 60
+
+
+def shown(value: object) -> str:
+    """Return a short `repr` of any object for an error text; never raises."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__} without a usable repr>"
+    if len(text) > _SHOWN_CHARACTERS:
+        text = text[: _SHOWN_CHARACTERS - 3] + "..."
+    return text
+
+
+def check_int(name: str, value: object, low: int, high: int) -> int:
+    """Return `value` as an int of `low..high`, or raise `EMS_INVALID_ARGUMENT`. A bool is no int here."""
+    if isinstance(value, bool):
+        raise invalid_argument(f"{name} is {value}, a bool; give an int of {low} to {high}")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # its TypeError is the check
+    except Exception:
+        raise invalid_argument(
+            f"{name} is {shown(value)} of type {type(value).__name__}; give an int of {low} to {high}"
+        ) from None
+    if not low <= number <= high:
+        raise invalid_argument(f"{name} is {shown(number)}; it must be from {low} to {high}")
+    return number
+
+
+def check_bool(name: str, value: object) -> bool:
+    """Return `value` if it is a bool, or raise `EMS_INVALID_ARGUMENT`."""
+    if not isinstance(value, bool):
+        raise invalid_argument(f"{name} is {shown(value)} of type {type(value).__name__}; give True or False")
+    return value
