@@ -1,4 +1,4 @@
-"""EMS, elastic memory service: KV blocks of LLM inference in host memory, shared by the processes of a node."""
+"""EMS, elastic memory service: KV blocks of LLM inference in memory shared by a node's processes."""
 
 from __future__ import annotations
 
@@ -26,4 +26,6 @@ __all__ = [
     "__version__",
 ]
 
-logging.getLogger("ems").addHandler(logging.NullHandler())  # silent unless the application asks for it
+logging.getLogger("ems").addHandler(
+    logging.NullHandler()
+)  # silent unless the application asks for it

@@ -18,7 +18,7 @@ _Self = TypeVar("_Self", bound="CcConfig_v1")
 
 
 class KVCacheType(str, enum.Enum):
-    """How a model attends; with MLA every tensor-parallel rank holds the same bytes. The plain string is the same."""
+    """How a model attends (with MLA every TP rank holds the same bytes); equals its own string."""
 
     GQA = "GQA"
     MHA = "MHA"
@@ -35,13 +35,16 @@ class CcConfig_v1(InstanceConfig):
 
     Args:
         rank_id: global rank of this process's device, >= 0.
-        device_id: rank of the device on its node, >= 0; an identity and a hint, the device of a tensor is the tensor's.
-        model_id: names the model, 1 to 512 printable characters; blocks of different models never meet.
+        device_id: rank of the device on its node, >= 0; an identity and a hint, the device of a
+            tensor is the tensor's.
+        model_id: names the model, 1 to 512 printable characters; blocks of different models never
+            meet.
         tp_world_size: ranks of tensor parallelism, >= 1.
         pp_world_size: ranks of pipeline parallelism, >= 1.
         rank_in_tp_group: this rank in its tensor-parallel group, >= 0.
         rank_in_pp_group: this rank in its pipeline-parallel group, >= 0.
-        llm_engine: names the engine whose memory layout the blocks have, 1 to 512 printable characters.
+        llm_engine: names the engine whose memory layout the blocks have, 1 to 512 printable
+            characters.
         kvcache_type: `KVCacheType` or its name as a string.
 
     Checked by `Ems.init`, not here: real clients assign `kvcache_type` later.
@@ -55,11 +58,15 @@ class CcConfig_v1(InstanceConfig):
     generation: ClassVar[int] = 1
 
     def checked(self: _Self, name: str) -> _Self:
-        """Return a private copy with every field checked; `name` says in error texts where the object stood."""
+        """Return a private copy with every field checked; error texts call the object `name`."""
         return dataclasses.replace(
             super().checked(name),
-            rank_in_tp_group=check_int(f"{name}.rank_in_tp_group", self.rank_in_tp_group, 0, _INT_MAX),
-            rank_in_pp_group=check_int(f"{name}.rank_in_pp_group", self.rank_in_pp_group, 0, _INT_MAX),
+            rank_in_tp_group=check_int(
+                f"{name}.rank_in_tp_group", self.rank_in_tp_group, 0, _INT_MAX
+            ),
+            rank_in_pp_group=check_int(
+                f"{name}.rank_in_pp_group", self.rank_in_pp_group, 0, _INT_MAX
+            ),
             llm_engine=check_name(f"{name}.llm_engine", self.llm_engine, _MAX_ENGINE_CHARACTERS),
             kvcache_type=_check_type(f"{name}.kvcache_type", self.kvcache_type),
         )

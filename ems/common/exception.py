@@ -10,7 +10,8 @@ __all__ = ["EmsErrorCode", "EmsException", "internal_error", "invalid_argument",
 class EmsErrorCode(enum.Enum):
     """What kind of failure an `EmsException` reports.
 
-    Public contract: pages 0021b and 0021c of the SDK guide; the fifth code is known from clients only.
+    Public contract: pages 0021b and 0021c of the SDK guide; the fifth code is known from clients
+    only.
     """
 
     EMS_INVALID_ARGUMENT = 1
@@ -39,7 +40,8 @@ class EmsException(Exception):
         code: the member of `EmsErrorCode` that a program decides by.
         message: one sentence for people: what was wrong, with the value, and what to do.
 
-    Public contract: page 0021. Instances are immutable in practice, can be pickled, and can be read from any thread.
+    Public contract: page 0021. Instances are immutable in practice, can be pickled, and can be read
+    from any thread.
     """
 
     def __init__(self, code: EmsErrorCode, message: str) -> None:

@@ -1,8 +1,9 @@
 """The identity of a block: one builder of digests, used by save, load and exists alike.
 
-A key becomes a 128-bit keyed BLAKE2b digest over a length-prefixed encoding of everything that changes the bytes or
-their meaning. Two keys that differ in anything get different digests; a mismatch is a miss, never wrong bytes.
-The digest's key is the same everywhere (never per pool or process), so that every node names a block the same way.
+A key becomes a 128-bit keyed BLAKE2b digest over a length-prefixed encoding of everything that
+changes the bytes or their meaning. Two keys that differ in anything get different digests; a
+mismatch is a miss, never wrong bytes. The digest's key is the same everywhere (never per pool or
+process), so that every node names a block the same way.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Union
 
-from ems.common.argument import shown
+from ems.common.argument import shown, wrong_type
 from ems.common.exception import EmsException, invalid_argument
 
 __all__ = ["DIGEST_BYTES", "MAX_KEY_CHARACTERS", "Key", "KeySpace", "PrimaryKey"]
@@ -53,14 +54,15 @@ class KeySpace:
     __slots__ = ("_state",)
 
     def __init__(self, *parts: bytes) -> None:
-        # The namespace goes in as its own digest, of fixed size: then the keyed first block is already compressed
-        # in the state that is copied, and a short key costs one more compression.
+        # The namespace goes in as its own digest, of fixed size: then the keyed first block is
+        # already compressed in the state that is copied, and a short key costs one more
+        # compression.
         name = hashlib.blake2b(_frame(*parts), digest_size=32, key=_CLUSTER_KEY).digest()
         self._state = hashlib.blake2b(name, digest_size=DIGEST_BYTES, key=_CLUSTER_KEY)
 
     @classmethod
     def v0(cls, tenant: str | None, model_id: str) -> KeySpace:
-        """Make the space of the key/value calls of one tenant (`access_id`, None for none) and one model."""
+        """Make the space of the key/value calls of a tenant (`access_id` or None) and a model."""
         who = b"" if tenant is None else b"\x01" + tenant.encode("utf-8", "surrogatepass")
         return cls(b"v0", who, model_id.encode("utf-8", "surrogatepass"))
 
@@ -68,11 +70,11 @@ class KeySpace:
         """Return the digests of all keys, 16 bytes each, in the order of the list.
 
         Raises:
-            EmsException: `EMS_INVALID_ARGUMENT` when the list is empty or no list, an element is no key, a part is too
-                long or empty, or a key is there twice; the text names the index.
+            EmsException: `EMS_INVALID_ARGUMENT` when the list is empty or no list, an element is no
+                key, a part is too long or empty, or a key is there twice; the text names the index.
         """
         if not isinstance(key_list, (list, tuple)):
-            raise invalid_argument(f"key_list is of type {type(key_list).__name__}; give a list of keys")
+            raise wrong_type("key_list", key_list, "a list of keys")
         if not key_list:
             raise invalid_argument("key_list is empty; give at least one key")
         copy = self._state.copy
@@ -101,18 +103,18 @@ def _encode(index: int, key: object) -> bytes:
         first = _part(f"key_list[{index}]", key, 1)
         second = b""
     else:
-        raise invalid_argument(
-            f"key_list[{index}] is {shown(key)} of type {type(key).__name__}; give a str or a PrimaryKey"
-        )
+        raise wrong_type(f"key_list[{index}]", key, "a str or a PrimaryKey")
     return _PREFIX[len(first)] + first + _PREFIX[len(second)] + second
 
 
 def _part(name: str, part: object, low: int) -> bytes:
     if not isinstance(part, str):
-        raise invalid_argument(f"{name} is {shown(part)} of type {type(part).__name__}; give a str")
+        raise wrong_type(name, part, "a str")
     count = str.__len__(part)
     if count > MAX_KEY_CHARACTERS:
-        raise invalid_argument(f"{name} is {count} characters long, the limit is {MAX_KEY_CHARACTERS}")
+        raise invalid_argument(
+            f"{name} is {count} characters long, the limit is {MAX_KEY_CHARACTERS}"
+        )
     if count < low:
         raise invalid_argument(f"{name} is empty; give 1 to {MAX_KEY_CHARACTERS} characters")
     return str.encode(part, "utf-8", "surrogatepass")
@@ -124,7 +126,7 @@ def _duplicate(key_list: Sequence[object], digests: Sequence[bytes]) -> EmsExcep
         earlier = first.setdefault(digest, index)
         if earlier != index:
             return invalid_argument(
-                f"key_list[{index}] is {shown(key_list[index])}, the same key as key_list[{earlier}]; "
-                "keys must be unique in a call"
+                f"key_list[{index}] is {shown(key_list[index])}, the same key as "
+                f"key_list[{earlier}]; keys must be unique in a call"
             )
     raise AssertionError("called without a duplicate")

@@ -1,7 +1,8 @@
-"""The counters of a session: a page of unsigned 64-bit words in shared memory, one word per name below.
+"""The counters of a session: a page of unsigned 64-bit words in shared memory.
 
-The client that owns the session adds, anybody may read; `ems status` sums the pages of all sessions. A number is
-never given to another name: a page written by an older client must stay readable.
+The client that owns the session adds, anybody may read; `ems status` sums the pages of all
+sessions. A number is never given to another name: a page written by an older client must stay
+readable.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Count(enum.IntEnum):
     LOAD_ERRORS = 8  # calls that ended with another EmsException
     LOAD_MESSAGES = 9  # messages to the server during loads: 0 for local hits
 
-    # The key that ended the row of hits, by reason; the numbers follow the reasons of the index reader.
+    # The key that ended the row of hits, by the reason that the index reader gave.
     MISS_ABSENT = 16
     MISS_CHANGING = 17
     MISS_LENGTH = 18
@@ -62,7 +63,7 @@ class Count(enum.IntEnum):
 
 
 def miss_counter(reason: int) -> Count:
-    """Return the counter of a miss for the reason that the index reader gave (1 absent, 2 changing, ...)."""
+    """Return the counter for the reason of a miss that the index reader gave (1 absent, ...)."""
     return Count(Count.MISS_ABSENT + reason - 1)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ems.common.argument import check_bool, check_int
-from ems.common.exception import invalid_argument
+from ems.common.argument import check_bool, check_int, wrong_type
 
 __all__ = ["DEFAULT_TIMEOUT_MS", "MAX_TIMEOUT_MS", "CcKvOption", "check_option"]
 
@@ -18,12 +17,14 @@ class CcKvOption:
     """Options of one save, load or exists call (pages 0014b, 0027, 1801a).
 
     Args:
-        write_rcache: keep this write also as a read-cache copy on the node that writes. Without a distributed engine
-            the node is the whole pool and the option changes nothing.
+        write_rcache: keep this write also as a read-cache copy on the node that writes. Without a
+            distributed engine the node is the whole pool and the option changes nothing.
         read_local_only: look on the local node only. The same remark holds.
-        timeout: milliseconds the request may take, from submission, queueing included. 0 means the default, 5000 ms.
+        timeout: milliseconds the request may take, from submission, queueing included. 0 means the
+            default, 5000 ms.
 
-    The object may be changed and used again; each call takes the values at its submission and checks them there.
+    The object may be changed and used again; each call takes the values at its submission and
+    checks them there.
     """
 
     write_rcache: bool = True
@@ -40,7 +41,7 @@ def check_option(option: object) -> CcKvOption:
     if option is None:
         return CcKvOption()
     if not isinstance(option, CcKvOption):
-        raise invalid_argument(f"option is of type {type(option).__name__}; give a CcKvOption, or None for the defaults")
+        raise wrong_type("option", option, "a CcKvOption, or None for the defaults")
     timeout_ms = check_int("option.timeout", option.timeout, 0, MAX_TIMEOUT_MS)
     return CcKvOption(
         write_rcache=check_bool("option.write_rcache", option.write_rcache),

@@ -21,7 +21,7 @@ _MAX_BYTES = 2**62
 
 
 def parse_size(text: str | int, name: str = "size") -> int:
-    """Return a number of bytes from `8GiB`, `1.5G`, `256 KiB`, `1000MB` (decimal) or a plain number.
+    """Return the bytes meant by `8GiB`, `1.5G`, `256 KiB`, `1000MB` (decimal) or a plain number.
 
     `K`, `M`, `G`, `T` alone mean the binary units, as `KiB` does.
 
@@ -34,12 +34,16 @@ def parse_size(text: str | int, name: str = "size") -> int:
         match = _PATTERN.fullmatch(text) if isinstance(text, str) and len(text) < 40 else None
         unit = _UNITS.get(match[3].upper()) if match else None
         if match is None or unit is None:
-            raise invalid_argument(f"{name} is {shown(text)}, which is no size; write for example 8GiB, 256KiB or 1048576")
+            raise invalid_argument(
+                f"{name} is {shown(text)}, which is no size; write 8GiB, 256KiB or 1048576"
+            )
         fraction = match[2] or ""
         scaled = int(match[1] + fraction) * unit
         nbytes = scaled // 10 ** len(fraction)  # 1.1GiB is no whole number of bytes: round down
     if not 0 < nbytes <= _MAX_BYTES:
-        raise invalid_argument(f"{name} is {shown(text)}; it must be from 1 byte to {format_size(_MAX_BYTES)}")
+        raise invalid_argument(
+            f"{name} is {shown(text)}; it must be from 1 byte to {format_size(_MAX_BYTES)}"
+        )
     return nbytes
 
 
