@@ -1,0 +1,476 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
+"""Copies between callers' memory and the pool, with the checksum made on the way.
+
+Everything that can be wrong is checked while the GIL is held; then one block without it per batch. Addresses are trusted:
+that a mapping or a buffer is alive is the business of the caller (``Spans`` keeps its wrappers, and they their objects).
+"""
+
+from __future__ import annotations
+
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
+)
+from cpython.bytearray cimport PyByteArray_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy as c_memcpy
+
+import builtins
+import os
+
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
+
+
+cdef extern from "place.h" nogil:
+    cdef struct ems_place:
+        uint64_t length
+
+
+cdef extern from "copy.h" nogil:
+    cdef struct ems_piece:
+        uint64_t address
+        uint64_t nbytes
+
+    cdef struct ems_spans:
+        size_t nkeys
+        const uint64_t *first
+        const uint64_t *lengths
+        const ems_piece *pieces
+
+    cdef struct ems_copy_limits:
+        const int *cancelled
+        uint64_t deadline_ns
+
+    const char *ems_copy_setup(const char *name)
+    size_t ems_copy_in(const ems_spans *spans, size_t first, size_t count, unsigned char *base, ems_place *places,
+                       const unsigned char *mask, const ems_copy_limits *limits, int *reason)
+    size_t ems_copy_out(const ems_spans *spans, size_t first, size_t count, const unsigned char *base,
+                        const ems_place *places, int verify, const ems_copy_limits *limits, int *reason)
+    uint64_t ems_checksum(const void *source, size_t nbytes)
+    void ems_stream_copy(void *target, const void *source, size_t nbytes)
+
+
+cdef extern from *:
+    """
+    static inline void ems_flag_raise(int *flag)
+    {
+        __atomic_store_n(flag, 1, __ATOMIC_RELEASE);
+    }
+
+    static inline int ems_flag_get(const int *flag)
+    {
+        return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
+    }
+    """
+    void ems_flag_raise(int *flag) nogil
+    int ems_flag_get(const int *flag) nogil
+
+
+cdef uint64_t LIMIT = <uint64_t>1 << 63
+cdef object _argument_error = ValueError
+cdef str _implementation = ""
+
+
+def set_argument_error(factory):
+    """Let ``factory(text)`` make the exceptions that wrong arguments of callers raise; ``ValueError`` until then."""
+    global _argument_error
+    _argument_error = factory
+
+
+def _select(name=None):
+    """Choose the inner loops by name, or the best for this CPU; for tests and benchmarks, while nothing is copied."""
+    global _implementation
+    cdef bytes encoded
+    cdef const char *chosen
+    if name is None:
+        chosen = ems_copy_setup(NULL)
+    else:
+        encoded = name.encode()
+        chosen = ems_copy_setup(encoded)
+    if chosen is NULL:
+        raise ValueError(f"copy implementation {name!r} does not exist on this machine")
+    _implementation = chosen.decode()
+
+
+def implementation():
+    """Return the name of the inner loops in use."""
+    return _implementation
+
+
+try:
+    _select(os.environ.get("EMS_COPY_IMPL") or None)
+except ValueError as error:
+    raise ImportError(f"EMS_COPY_IMPL: {error}") from None
+
+
+cdef uint64_t _positive(object value, str name) except 0:
+    """Return an argument as a number in 1..2**63-1 or raise what callers are to see."""
+    cdef int overflow = 0
+    cdef long long number
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _argument_error(_not_a_number(value, name))
+    number = PyLong_AsLongLongAndOverflow(value, &overflow)
+    if overflow > 0:
+        # Not printed: an int of more than 4,300 digits cannot be.
+        raise _argument_error(f"{name} has {value.bit_length()} bits, the limit is 2**63 - 1")
+    if overflow < 0:
+        raise _argument_error(f"{name} is negative, must be above 0")
+    if number <= 0:
+        raise _argument_error(f"{name} is {value}, must be above 0")
+    return <uint64_t>number
+
+
+cdef str _not_a_number(object value, str name):
+    if value is builtins.len:
+        return f"{name} is the builtin function len itself, pass a number of bytes"
+    if callable(value):
+        return f"{name} is {_kind(value)}, pass the int that it returns: call it"
+    return f"{name} is {_kind(value)}, must be an int"
+
+
+cdef str _kind(object value):
+    """Name a value in an error without printing it: it can be large, and its repr can fail."""
+    if value is None:
+        return "None"
+    return f"of type {type(value).__name__}"
+
+
+cdef class KvBufferWrapper:
+    """One contiguous range of memory: a part of a value, or all of it.
+
+    Args:
+        data_ptr: address of the first byte, an int above 0, or the bound method that returns it (``tensor.data_ptr``,
+            which is called at once and keeps its tensor alive as long as the wrapper lives).
+        length: size in bytes, an int above 0.
+
+    Raises:
+        EmsException: ``EMS_INVALID_ARGUMENT``, naming the argument, its value and the limit.
+
+    An address is trusted: the memory must stay valid until the calls that use the wrapper have ended. Immutable, so
+    safe to share between threads and calls.
+    """
+
+    cdef readonly uint64_t data_ptr
+    cdef readonly uint64_t length
+    cdef readonly bint readonly
+    cdef bint _exported
+    cdef object _owner
+    cdef Py_buffer _view
+
+    def __init__(self, data_ptr, length):
+        cdef uint64_t address
+        if self.data_ptr:
+            raise _argument_error("a KvBufferWrapper cannot be changed, make a new one")
+        owner = None
+        if callable(data_ptr) and data_ptr is not builtins.len:
+            owner = data_ptr
+            try:
+                data_ptr = data_ptr()
+            except Exception as error:
+                raise _argument_error(f"data_ptr() failed: {type(error).__name__}: {error}") from error
+            address = _positive(data_ptr, "data_ptr()")
+        else:
+            address = _positive(data_ptr, "data_ptr")
+        self.length = _positive(length, "length")
+        if address > LIMIT - self.length:
+            raise _argument_error(f"data_ptr {address:#x} plus length {self.length} is beyond 2**63")
+        self._owner = owner
+        self.data_ptr = address
+
+    @classmethod
+    def from_buffer(cls, obj):
+        """Wrap anything contiguous with the buffer protocol (bytes, bytearray, memoryview, array, mmap, numpy array).
+
+        The buffer is held until the wrapper is gone, so it can neither be freed nor resized before. A read-only one can
+        be saved but not loaded into.
+
+        Raises:
+            EmsException: ``EMS_INVALID_ARGUMENT`` if ``obj`` has no buffer, or one that is empty or not contiguous.
+        """
+        cdef KvBufferWrapper self = cls.__new__(cls)
+        try:
+            PyObject_GetBuffer(obj, &self._view, PyBUF_ANY_CONTIGUOUS)
+        except Exception as error:
+            raise _argument_error(
+                f"obj is {_kind(obj)}, must give a contiguous buffer ({error}); for a tensor pass"
+                " tensor.data_ptr and its size in bytes to KvBufferWrapper"
+            ) from error
+        self._exported = True
+        if self._view.len == 0:
+            raise _argument_error(f"obj is an empty buffer ({_kind(obj)}), must have at least one byte")
+        self.length = <uint64_t>self._view.len
+        self.readonly = self._view.readonly
+        self.data_ptr = <uintptr_t>self._view.buf
+        return self
+
+    def __dealloc__(self):
+        if self._exported:
+            PyBuffer_Release(&self._view)
+
+    def __reduce__(self):
+        raise _argument_error("a KvBufferWrapper holds an address of this process and cannot be pickled or copied")
+
+    def __repr__(self):
+        return f"{type(self).__name__}(data_ptr={self.data_ptr:#x}, length={self.length})"
+
+
+cdef class Spans:
+    """The memory of one batch: for each key the pieces whose concatenation is its value. Immutable.
+
+    Keeps the wrappers it was made of alive, and by them what they hold.
+    """
+
+    cdef ems_spans _c
+    cdef uint64_t *_first
+    cdef ems_piece *_pieces
+    cdef list _wrappers
+    cdef readonly bytes lengths
+    cdef readonly uint64_t nbytes
+    cdef readonly bint readonly
+    cdef readonly Py_ssize_t npieces
+
+    def __init__(self):
+        raise TypeError("Spans are made by Spans.from_buffers")
+
+    @staticmethod
+    def from_buffers(value_list):
+        """Describe ``value_list[key][piece]``; what is wrong is named by its indices."""
+        cdef Spans self = Spans.__new__(Spans)
+        cdef Py_ssize_t nkeys, npieces = 0, k
+        if not isinstance(value_list, (list, tuple)):
+            raise _argument_error(f"value_list is {_kind(value_list)}, must be a list of lists of KvBufferWrapper")
+        nkeys = len(value_list)
+        for k in range(nkeys):
+            value = value_list[k]
+            if not isinstance(value, (list, tuple)):
+                raise _argument_error(f"value_list[{k}] is {_kind(value)}, must be a list of KvBufferWrapper")
+            if not value:
+                raise _argument_error(f"value_list[{k}] is empty, must have at least one KvBufferWrapper")
+            npieces += len(value)
+        self._allocate(nkeys, npieces)
+        self._fill(value_list)
+        return self
+
+    cdef int _allocate(self, Py_ssize_t nkeys, Py_ssize_t npieces) except -1:
+        self._first = <uint64_t *>malloc((nkeys + 1) * sizeof(uint64_t))
+        self._pieces = <ems_piece *>malloc((npieces + 1) * sizeof(ems_piece))
+        if self._first is NULL or self._pieces is NULL:
+            raise MemoryError(f"no memory to describe {npieces} buffers")
+        self.lengths = PyBytes_FromStringAndSize(NULL, nkeys * 8)
+        self.npieces = npieces
+        self._wrappers = [None] * npieces
+        self._c.nkeys = nkeys
+        self._c.first = self._first
+        self._c.pieces = self._pieces
+        self._c.lengths = <const uint64_t *>PyBytes_AS_STRING(self.lengths)
+        return 0
+
+    cdef int _fill(self, value_list) except -1:
+        # Nothing in here runs Python code unless it fails, but the allocations before could have: sizes are checked again.
+        cdef uint64_t *lengths = <uint64_t *>self._c.lengths
+        cdef list wrappers = self._wrappers
+        cdef Py_ssize_t nkeys = self._c.nkeys, npieces = self.npieces, at = 0, k, j, n
+        cdef uint64_t total, batch = 0
+        cdef KvBufferWrapper wrapper
+        if len(value_list) != nkeys:
+            raise _argument_error("value_list changed while it was read")
+        for k in range(nkeys):
+            value = value_list[k]
+            n = len(value) if isinstance(value, (list, tuple)) else -1
+            if n < 1 or at + n > npieces:
+                raise _argument_error("value_list changed while it was read")
+            self._first[k] = at
+            total = 0
+            for j in range(n):
+                piece = (<list>value)[j] if isinstance(value, list) else (<tuple>value)[j]
+                if not isinstance(piece, KvBufferWrapper):
+                    raise _argument_error(f"value_list[{k}][{j}] is {_kind(piece)}, must be a KvBufferWrapper")
+                wrapper = <KvBufferWrapper>piece
+                if wrapper.data_ptr == 0:
+                    raise _argument_error(f"value_list[{k}][{j}] was never initialised: call KvBufferWrapper.__init__")
+                self._pieces[at].address = wrapper.data_ptr
+                self._pieces[at].nbytes = wrapper.length
+                if wrapper.readonly:
+                    self.readonly = True
+                total += wrapper.length
+                if total >= LIMIT:
+                    raise _argument_error(f"value_list[{k}] is 2**63 bytes or longer")
+                wrappers[at] = piece
+                at += 1
+            lengths[k] = total
+            batch += total
+            if batch >= LIMIT:
+                raise _argument_error(f"value_list[:{k + 1}] is 2**63 bytes or longer")
+        if at != npieces:
+            raise _argument_error("value_list changed while it was read")
+        self._first[nkeys] = at
+        self.nbytes = batch
+        return 0
+
+    def __dealloc__(self):
+        free(self._first)
+        free(self._pieces)
+
+    @property
+    def nkeys(self):
+        """Number of keys."""
+        return self._c.nkeys
+
+    def length_of(self, Py_ssize_t k):
+        """Return the number of bytes of key ``k``: the sum of its pieces."""
+        if not 0 <= k < <Py_ssize_t>self._c.nkeys:
+            raise IndexError(f"key {k}, there are {self._c.nkeys}")
+        return self._c.lengths[k]
+
+    def first_readonly(self):
+        """Return ``(key, piece)`` of the first read-only buffer, or None."""
+        cdef Py_ssize_t at = 0, k
+        if not self.readonly:
+            return None
+        while not (<KvBufferWrapper>self._wrappers[at]).readonly:
+            at += 1
+        k = 0
+        while <Py_ssize_t>self._first[k + 1] <= at:
+            k += 1
+        return k, at - <Py_ssize_t>self._first[k]
+
+    def pieces_of(self, Py_ssize_t k):
+        """Return ``[(address, nbytes), …]`` of key ``k``."""
+        cdef uint64_t i
+        self.length_of(k)
+        return [(self._pieces[i].address, self._pieces[i].nbytes) for i in range(self._first[k], self._first[k + 1])]
+
+    def __reduce__(self):
+        raise TypeError("Spans hold addresses of this process")
+
+
+cdef class CancelFlag:
+    """Set once, by any thread; a copy that looks at it ends within a slice."""
+
+    cdef int _flag
+
+    def set(self):
+        """Cancel: for good, as there is no way back."""
+        ems_flag_raise(&self._flag)
+
+    @property
+    def is_set(self):
+        """Whether ``set`` was called."""
+        return ems_flag_get(&self._flag) != 0
+
+
+cdef ems_place *_check_batch(Spans spans, Py_ssize_t first, Py_ssize_t count, Py_buffer *view,
+                             const unsigned char *mask) except NULL:
+    """Check the keys of a batch against its places: every length must be that of the place."""
+    cdef ems_place *places = <ems_place *>view.buf
+    cdef Py_ssize_t k
+    if first < 0 or count < 0 or first > <Py_ssize_t>spans._c.nkeys - count:
+        raise ValueError(f"keys {first} to {first + count} of {spans._c.nkeys}")
+    if view.len < (first + count) * 40:
+        raise ValueError(f"places has {view.len} bytes, {first + count} keys need {(first + count) * 40}")
+    if <uintptr_t>places % 8:
+        raise ValueError("places is not aligned to 8 bytes")
+    for k in range(first, first + count):
+        if (mask is NULL or mask[k]) and places[k].length != spans._c.lengths[k]:
+            raise ValueError(
+                f"key {k} has {spans._c.lengths[k]} bytes, its place {places[k].length}"
+            )
+    return places
+
+
+def copy_in(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t base, bytearray places not None,
+            CancelFlag cancel, uint64_t deadline_ns, bytes mask=None):
+    """Copy the pieces of ``count`` keys into their places behind ``base`` and write the checksums into ``places``.
+
+    Keys with ``mask[k] == 0`` are left out. Returns the next key that is not completely done and why: 0 all done,
+    1 the deadline (CLOCK_MONOTONIC ns, 0 = none) passed, 2 cancelled. The GIL is released.
+    """
+    cdef const unsigned char *chosen = NULL
+    cdef ems_copy_limits limits
+    cdef ems_place *target
+    cdef Py_buffer view
+    cdef size_t key
+    cdef int reason = 0
+    if mask is not None:
+        if PyBytes_GET_SIZE(mask) < first + count:
+            raise ValueError(f"mask has {len(mask)} bytes for {first + count} keys")
+        chosen = <const unsigned char *>PyBytes_AS_STRING(mask)
+    limits.cancelled = NULL if cancel is None else &cancel._flag
+    limits.deadline_ns = deadline_ns
+    PyObject_GetBuffer(places, &view, PyBUF_WRITABLE)
+    try:
+        target = _check_batch(spans, first, count, &view, chosen)
+        with nogil:
+            key = ems_copy_in(&spans._c, first, count, <unsigned char *>base, target, chosen, &limits, &reason)
+    finally:
+        PyBuffer_Release(&view)
+    return key, reason
+
+
+def copy_out(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t base, bytearray places not None,
+             CancelFlag cancel, uint64_t deadline_ns, bint verify):
+    """Copy the values of ``count`` keys from their places behind ``base`` to their pieces.
+
+    Returns the next key that is not completely done and why: 0 all done, 1 the deadline passed, 2 cancelled, 3 (only with
+    ``verify``) the bytes of that key, which were copied, have another checksum than its place. The GIL is released.
+    """
+    cdef ems_copy_limits limits
+    cdef const ems_place *source
+    cdef Py_buffer view
+    cdef size_t key
+    cdef int reason = 0
+    if spans.readonly:
+        raise ValueError(f"piece {spans.first_readonly()} of the batch is read-only")
+    limits.cancelled = NULL if cancel is None else &cancel._flag
+    limits.deadline_ns = deadline_ns
+    PyObject_GetBuffer(places, &view, PyBUF_SIMPLE)
+    try:
+        source = _check_batch(spans, first, count, &view, NULL)
+        with nogil:
+            key = ems_copy_out(&spans._c, first, count, <unsigned char *>base, source, verify, &limits, &reason)
+    finally:
+        PyBuffer_Release(&view)
+    return key, reason
+
+
+def checksum(uintptr_t address, size_t nbytes):
+    """Return the checksum of a value that lies at ``address``."""
+    cdef uint64_t value
+    with nogil:
+        value = ems_checksum(<const void *>address, nbytes)
+    return value
+
+
+def memcpy(uintptr_t dst, uintptr_t src, size_t nbytes):
+    """Copy with the C library: the roof that benchmarks compare with."""
+    with nogil:
+        c_memcpy(<void *>dst, <const void *>src, nbytes)
+
+
+def stream_copy(uintptr_t dst, uintptr_t src, size_t nbytes):
+    """Copy past the caches, whatever the size."""
+    with nogil:
+        ems_stream_copy(<void *>dst, <const void *>src, nbytes)
+
+
+def memcpy_many(list dsts not None, list srcs not None, size_t nbytes):
+    """Copy ``nbytes`` from each of ``srcs`` to its partner in ``dsts`` with the C library, GIL released once."""
+    cdef Py_ssize_t n = len(dsts), i
+    cdef uintptr_t *pairs
+    if len(srcs) != n:
+        raise ValueError(f"{n} targets and {len(srcs)} sources")
+    pairs = <uintptr_t *>malloc((2 * n + 1) * sizeof(uintptr_t))
+    if pairs is NULL:
+        raise MemoryError(f"no memory for {n} addresses")
+    try:
+        for i in range(n):
+            pairs[2 * i] = dsts[i]
+            pairs[2 * i + 1] = srcs[i]
+        with nogil:
+            for i in range(n):
+                c_memcpy(<void *>pairs[2 * i], <const void *>pairs[2 * i + 1], nbytes)
+    finally:
+        free(pairs)

@@ -1,0 +1,68 @@
+/* Copies between the pieces of a caller's values and the extents of the pool. See copy.c for the order of things. */
+#ifndef EMS_COPY_H
+#define EMS_COPY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "place.h"
+
+/* One batch, described once: the pieces of key k are pieces[first[k] .. first[k + 1]). */
+struct ems_piece {
+    uint64_t address;
+    uint64_t nbytes;
+};
+
+struct ems_spans {
+    size_t nkeys;
+    const uint64_t *first;   /* nkeys + 1 */
+    const uint64_t *lengths; /* nkeys: sum of the pieces */
+    const struct ems_piece *pieces;
+};
+
+enum ems_copy_reason {
+    EMS_COPY_DONE = 0,
+    EMS_COPY_DEADLINE = 1,
+    EMS_COPY_CANCELLED = 2,
+    EMS_COPY_DIFFERS = 3, /* the checksum of the returned key */
+};
+
+/* What may end a batch early; looked at every EMS_COPY_SLICE bytes at the latest. */
+struct ems_copy_limits {
+    const int *cancelled; /* read atomically; or NULL */
+    uint64_t deadline_ns; /* CLOCK_MONOTONIC; 0 = none */
+};
+
+#define EMS_COPY_SLICE ((size_t)1 << 20)
+
+/* One set of inner loops; all give the same bytes and the same sums. */
+struct ems_kernel {
+    const char *name;
+    int (*supported)(void);
+    /* Sum of one chunk (at most EMS_CHUNK bytes) without mix. */
+    uint64_t (*sum)(const void *source, size_t nbytes);
+    /* Copies whole chunks past the caches to a 64-byte aligned target and returns the sum of their contributions. */
+    uint64_t (*copy_chunks)(void *target, const void *source, size_t nchunks, uint64_t chunk);
+    /* Copies past the caches; any alignment, any length. */
+    void (*stream)(void *target, const void *source, size_t nbytes);
+    /* Orders streaming stores before everything that follows. */
+    void (*fence)(void);
+};
+
+extern const struct ems_kernel ems_kernel_avx512, ems_kernel_avx2, ems_kernel_neon, ems_kernel_portable;
+
+/* Picks the kernel, by name or (NULL) the best that this CPU has. Returns its name, or NULL when it cannot be had. */
+const char *ems_copy_setup(const char *name);
+
+/* Both return the first key that is not completely done and set *reason. Keys with mask[k] == 0 are skipped. */
+size_t ems_copy_in(const struct ems_spans *spans, size_t first, size_t count, unsigned char *base, struct ems_place *places,
+                   const unsigned char *mask, const struct ems_copy_limits *limits, int *reason);
+size_t ems_copy_out(const struct ems_spans *spans, size_t first, size_t count, const unsigned char *base,
+                    const struct ems_place *places, int verify, const struct ems_copy_limits *limits, int *reason);
+
+uint64_t ems_checksum(const void *source, size_t nbytes);
+
+/* Streaming copy with its fence. */
+void ems_stream_copy(void *target, const void *source, size_t nbytes);
+
+#endif
