@@ -1,0 +1,355 @@
+"""The state machine of one pool, around the native index that holds all of its state.
+
+A method that changes state does no I/O and returns what is due; time comes in as an argument.
+
+    absent --reserve--> held --commit--> committed --evict, replace--> absent
+                          `---abort, death of the owner--> absent
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Callable
+
+from ems.pool.eviction import EvictionPolicy, LeastRecentlyUsed
+from ems.pool.geometry import Geometry, geometry
+from ems_native._index import LAYOUT, Writer, format_index
+
+UNIT = LAYOUT["UNIT"]
+MAX_SESSIONS = LAYOUT["MAX_SESSIONS"] - 1  # id 0 is nobody
+
+GRANTED, PRESENT, NO_ROOM, BUSY = range(4)
+COMMITTED, KEPT, LOST = range(3)
+
+# Background eviction starts when less than 1 % is free and ends at 2 %, so that a save seldom waits
+# for one. One step of it frees at most this many units.
+_LOW_SHARE = 100
+_HIGH_SHARE = 50
+_STEP_UNITS = 4096
+
+
+class PoolFull(Exception):
+    """No session id is free."""
+
+
+class ServerState(enum.IntEnum):
+    """What the server that owns the pool is doing. Readers go on in every state."""
+
+    STOPPED = LAYOUT["SERVER_STOPPED"]
+    STARTING = LAYOUT["SERVER_STARTING"]
+    SERVING = LAYOUT["SERVER_SERVING"]
+    DRAINING = LAYOUT["SERVER_DRAINING"]
+
+
+@dataclass(frozen=True)
+class SessionRecord:
+    """One open session: its id (also its byte in the lock file), process and reserved bytes."""
+
+    id: int
+    pid: int
+    secret_hash: bytes
+    opened_ns: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """Figures of a pool at one moment; all sizes in bytes."""
+
+    state: ServerState
+    epoch: int
+    pool_id: str
+    capacity: int
+    ready: int
+    used: int
+    reserved: int
+    free: int
+    largest_free: int
+    entries: int
+    slots: int
+    evictions: int
+    sessions: int
+    page_kind: int
+
+
+class Pool:
+    """The single writer's view of a pool. One thread (the server's loop) owns it.
+
+    Args:
+        index: address of the mapped index, formatted.
+        recency: address of the mapped recency file.
+        sizes: its geometry.
+        policy: who is evicted first; least recently used by default.
+    """
+
+    def __init__(
+        self, index: int, recency: int, sizes: Geometry, policy: EvictionPolicy | None = None
+    ) -> None:
+        self._writer = Writer(index, sizes.index_bytes, recency)
+        self._policy = policy or LeastRecentlyUsed(sizes.slots // LAYOUT["BUCKET_SLOTS"])
+        self._draining = False
+        self.geometry = sizes
+        self.epoch = 0
+
+    # ---- birth -----------------------------------------------------------------------------
+
+    @classmethod
+    def format(
+        cls, index: int, recency: int, sizes: Geometry, pool_id: bytes, pid: int, ready_bytes: int
+    ) -> Pool:
+        """Lay a new pool out in zeroed memory; its first `ready_bytes` of data may be granted."""
+        format_index(
+            index,
+            sizes.index_bytes,
+            sizes.capacity,
+            sizes.data_bytes,
+            sizes.slots // LAYOUT["BUCKET_SLOTS"],
+            sizes.reservations,
+            pool_id,
+        )
+        pool = cls(index, recency, sizes)
+        pool.extend_ready(ready_bytes)
+        pool.epoch = pool._writer.new_epoch(pid)
+        pool._writer.set_state(LAYOUT["STATE_ACTIVE"])
+        return pool
+
+    @classmethod
+    def recover(
+        cls, index: int, recency: int, sizes: Geometry, pid: int, held: Callable[[int], bool]
+    ) -> Pool:
+        """Take a pool over from a server that is gone.
+
+        Rolls intents forward, rebuilds the allocator from the index and gives back what sessions
+        reserved whose lock is free (`held(session id)` is False).
+
+        Raises:
+            ValueError: the memory is not a pool that this version can serve.
+        """
+        pool = cls(index, recency, sizes)
+        header = pool._writer.header()
+        if header["state"] != LAYOUT["STATE_ACTIVE"]:
+            raise ValueError(f"the pool is in state {header['state']}, not active")
+        if geometry(header["capacity"], header["slots"]) != sizes:
+            raise ValueError("the pool has another geometry than its header says")
+        pool.epoch = pool._writer.new_epoch(pid)
+        for session in range(MAX_SESSIONS + 1):
+            if pool._writer.session(session) and not held(session):
+                pool.close_session(session)
+            elif not pool._writer.session(session):
+                pool._writer.release_session(session, b"")
+        return pool
+
+    # ---- saving ----------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        session: int,
+        request: int,
+        digests: bytes,
+        lengths: bytes,
+        replace: bool,
+        force: bool,
+        now_ns: int,
+    ) -> tuple[bytes, bytes]:
+        """Reserve extents for a batch, evicting where there is no room.
+
+        Args:
+            session: owner of the reservations.
+            request: the client's name for them, not used before by this session.
+            digests: n keys of 16 bytes.
+            lengths: n sizes in bytes, u64.
+            replace: also when the key is there (V0); else such keys are PRESENT (V1).
+            force: also when somebody else is writing the key; else such keys are BUSY.
+            now_ns: CLOCK_MONOTONIC.
+
+        Returns:
+            n statuses (u8), and n offsets into the data file (u64), set where GRANTED.
+        """
+        count = len(lengths) // 8
+        statuses = bytearray(count)
+        offsets = bytearray(8 * count)
+        if self._draining:
+            return bytes([NO_ROOM]) * count, bytes(offsets)
+        sizes = memoryview(lengths).cast("Q")
+        hopeless = LAYOUT["UNIT"] << 40
+        at = 0
+        while True:
+            at = self._writer.reserve(
+                session, request, at, digests, lengths, replace, force, now_ns, statuses, offsets
+            )
+            if at == count:
+                return bytes(statuses), bytes(offsets)
+            if sizes[at] < hopeless and self._make_room(sizes[at]):
+                continue
+            hopeless = min(hopeless, sizes[at])  # nor will anything larger fit in this batch
+            statuses[at] = NO_ROOM
+            at += 1
+
+    def commit(
+        self,
+        session: int,
+        request: int,
+        positions: bytes,
+        checksums: bytes,
+        chain: bool,
+        now_ns: int,
+    ) -> bytes:
+        """Publish reserved keys by rising position (u32); a status (u8) for each.
+
+        KEPT: somebody's first copy was there already and stays (reserved with `replace` false).
+        LOST: nothing is reserved under that name. `chain`: each key follows the one before it.
+        """
+        return self._writer.commit(session, request, positions, checksums, chain, now_ns)
+
+    def abort(self, session: int, request: int) -> int:
+        """Give back what is left of a request. Idempotent; how many keys that were."""
+        return self._writer.abort(session, request)
+
+    # ---- room ------------------------------------------------------------------------------
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Evict until one extent of `nbytes` can be granted; False if that cannot be."""
+        units = -(-nbytes // UNIT)
+        _, ready, free, reserved, _, _ = self._writer.space()
+        if units > ready - reserved:
+            return False
+        evicted = 0
+        # The oldest first; when twice the size came back and still lies in pieces, neighbours.
+        while evicted < 2 * units:
+            got = self._policy.evict(self._writer, max(units - free, 1))
+            if got.entries == 0:
+                break
+            evicted += got.units
+            free += got.units
+            if self._writer.largest_free() >= units:
+                return True
+        return self._writer.clear_run(units)
+
+    def relieve(self) -> bool:
+        """One bounded step of background eviction; True when another is due soon.
+
+        Never evicts an entry larger than what is missing: a pool of a few large blocks keeps them.
+        """
+        total, ready, free, _, _, _ = self._writer.space()
+        if ready < total or free >= total // _LOW_SHARE:
+            return False
+        missing = total // _HIGH_SHARE - free
+        got = self._policy.evict(self._writer, min(missing, _STEP_UNITS), largest=missing)
+        return got.entries > 0 and got.units < missing
+
+    def extend_ready(self, nbytes: int) -> None:
+        """The first `nbytes` of the data area are prepared and may be granted."""
+        self._writer.extend_ready(min(nbytes, self.geometry.capacity))
+
+    # ---- sessions --------------------------------------------------------------------------
+
+    def open_session(
+        self,
+        pid: int,
+        secret_hash: bytes,
+        now_ns: int,
+        usable: Callable[[int], bool] = lambda session: True,
+    ) -> int:
+        """A new session's id, 1 to 1023: the lowest free one that is `usable`.
+
+        Raises:
+            PoolFull: there is none.
+        """
+        for session in range(1, MAX_SESSIONS + 1):
+            if self._writer.session(session) is None and usable(session):
+                self._writer.open_session(session, pid, secret_hash, now_ns)
+                return session
+        raise PoolFull(f"all {MAX_SESSIONS} sessions of the pool are in use")
+
+    def close_session(self, session: int) -> int:
+        """End a session whose process is known to write no more; how many keys came back."""
+        released = self._writer.release_session(session, b"")
+        self._writer.close_session(session)
+        return released
+
+    def session(self, session: int) -> SessionRecord | None:
+        """What is known of an open session, or None."""
+        found = self._writer.session(session)
+        if found is None:
+            return None
+        reserved_bytes = self._writer.reserved_units(session) * UNIT
+        return SessionRecord(session, *found, reserved_bytes)
+
+    def sessions(self) -> list[SessionRecord]:
+        """All open sessions."""
+        records = (self.session(session) for session in range(1, MAX_SESSIONS + 1))
+        return [record for record in records if record is not None]
+
+    def session_secret_hash(self, session: int) -> bytes | None:
+        """The 16-byte hash of the session's secret, None when it is not open."""
+        found = self._writer.session(session)
+        return found[1] if found else None
+
+    def keep_requests(self, session: int, live: Sequence[int]) -> int:
+        """Give back all of a session's reservations but those of the requests named."""
+        column = b"".join(request.to_bytes(8, "little") for request in live)
+        return self._writer.release_session(session, column)
+
+    def reserved_requests(self, session: int) -> list[int]:
+        """The requests of a session that still hold reservations."""
+        return self._writer.requests(session)
+
+    # ---- bad bytes -------------------------------------------------------------------------
+
+    def locate(self, digest: bytes) -> tuple[int, int, int, int, int] | None:
+        """(slot, version, offset, length, checksum) of a committed key, or None."""
+        return self._writer.locate(digest)
+
+    def drop(self, slot: int, version: int) -> bool:
+        """Withdraw an entry if it still is that version."""
+        return self._writer.withdraw(slot, version)
+
+    # ---- header ----------------------------------------------------------------------------
+
+    def beat(self, now_ns: int) -> None:
+        """Show that the loop runs; every 100 ms."""
+        self._writer.beat(now_ns)
+
+    def set_server_state(self, state: ServerState) -> None:
+        """Say what the server does; while it drains, nothing new is reserved."""
+        self._draining = state is ServerState.DRAINING
+        self._writer.set_server_state(int(state))
+
+    def retire(self) -> None:
+        """The pool is given up for good: readers stop using it after their current copy."""
+        self._writer.set_state(LAYOUT["STATE_RETIRED"])
+
+    def set_page_kind(self, kind: int) -> None:
+        """Which pages the data has, for people: one of LAYOUT's PAGE_* numbers."""
+        self._writer.set_page_kind(kind)
+
+    def set_verify(self, verify: bool) -> None:
+        """Whether clients verify checksums on load unless told otherwise."""
+        self._writer.set_verify(verify)
+
+    def stats(self) -> PoolStats:
+        """The figures of this moment."""
+        header = self._writer.header()
+        _, ready, free, reserved, entries, slots = self._writer.space()
+        return PoolStats(
+            state=ServerState(header["server_state"]),
+            epoch=header["epoch"],
+            pool_id=header["pool_id"],
+            capacity=header["capacity"],
+            ready=ready * UNIT,
+            used=(ready - free) * UNIT,
+            reserved=reserved * UNIT,
+            free=free * UNIT,
+            largest_free=self._writer.largest_free() * UNIT,
+            entries=entries,
+            slots=slots,
+            evictions=header["evictions"],
+            sessions=len(self.sessions()),
+            page_kind=header["page_kind"],
+        )
+
+    def extents(self) -> list[tuple[int, int, tuple[str, int] | None]]:
+        """Every block of the data area as (first unit, units, owner), for checks and tests."""
+        return self._writer.extents()

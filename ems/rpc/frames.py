@@ -1,0 +1,159 @@
+"""Frames of the write channel: how a client reserves, commits and aborts.
+
+A frame is a 16-byte header and a payload of packed little-endian columns, one value per key:
+
+    header   magic u16 | abi u8 | kind u8 | payload bytes u32 | request u64
+    HELLO    session u32, zero u32, secret 16           -> epoch u64
+    RESERVE  count u32, flags u32, lengths u64 * n, digests 16 * n
+                                                        -> offsets u64 * n, statuses u8 * n
+    COMMIT   count u32, flags u32, checksums u64 * n, positions u32 * n
+                                                        -> statuses u8 * n
+    ABORT    -                                          -> -
+    SUSPECT  version u64, digest 16                     -> dropped u8
+    ECHO     anything                                   -> the same
+
+An answer carries the kind with the top bit set and the request's number; `REFUSED` carries a text
+instead and the connection ends. Requests of one connection are answered in their order. The
+frames and the memory format are one ABI: `ABI_VERSION` counts changes of either.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from ems_native._index import ABI_VERSION
+
+MAGIC = 0xE35E
+HEADER = struct.Struct("<HBBIQ")
+HEADER_BYTES = HEADER.size
+MAX_KEYS = 8192
+MAX_PAYLOAD_BYTES = 8 + 24 * MAX_KEYS
+SECRET_BYTES = 16
+
+ANSWER = 0x80
+FLAG_REPLACE = 1
+FLAG_FORCE = 2
+FLAG_CHAIN = 1
+
+_HELLO = struct.Struct("<II16s")
+_COUNT = struct.Struct("<II")
+_SUSPECT = struct.Struct("<Q16s")
+_EPOCH = struct.Struct("<Q")
+
+
+class Kind(enum.IntEnum):
+    """What a frame asks for."""
+
+    HELLO = 1
+    RESERVE = 2
+    COMMIT = 3
+    ABORT = 4
+    SUSPECT = 5
+    ECHO = 6
+    REFUSED = 0x7F
+
+
+class FrameError(Exception):
+    """Bytes that are no frame of this ABI, or a payload that contradicts its header."""
+
+
+class Header(NamedTuple):
+    """A frame's header, checked: `kind` may carry `ANSWER`."""
+
+    kind: int
+    nbytes: int
+    request: int
+
+
+def parse_header(data: bytes) -> Header:
+    """Read the 16 bytes that begin a frame.
+
+    Raises:
+        FrameError: another magic or ABI, or a payload longer than any frame may be.
+    """
+    magic, abi, kind, nbytes, request = HEADER.unpack(data)
+    if magic != MAGIC:
+        raise FrameError("these bytes are not a frame of the write channel")
+    if abi != ABI_VERSION:
+        raise FrameError(f"the frame is of ABI {abi}, this side speaks {ABI_VERSION}")
+    if nbytes > MAX_PAYLOAD_BYTES:
+        raise FrameError(f"the payload is {nbytes} bytes, the limit is {MAX_PAYLOAD_BYTES}")
+    return Header(kind, nbytes, request)
+
+
+def frame(kind: int, request: int, payload: bytes = b"") -> bytes:
+    """A whole frame."""
+    return HEADER.pack(MAGIC, ABI_VERSION, kind, len(payload), request) + payload
+
+
+def hello(session: int, secret: bytes) -> bytes:
+    """The first frame of a connection: whose it is."""
+    return frame(Kind.HELLO, 0, _HELLO.pack(session, 0, secret))
+
+
+def parse_hello(payload: bytes) -> tuple[int, bytes]:
+    """(session, secret)."""
+    if len(payload) != _HELLO.size:
+        raise FrameError(f"a HELLO has {_HELLO.size} bytes, this one {len(payload)}")
+    session, _, secret = _HELLO.unpack(payload)
+    return session, secret
+
+
+def hello_answer(epoch: int) -> bytes:
+    """What a HELLO is answered with when the session is known."""
+    return frame(Kind.HELLO | ANSWER, 0, _EPOCH.pack(epoch))
+
+
+def reserve(request: int, digests: bytes, lengths: bytes, replace: bool, force: bool) -> bytes:
+    """Ask for extents for a batch of at most `MAX_KEYS` keys."""
+    flags = FLAG_REPLACE * replace | FLAG_FORCE * force
+    head = _COUNT.pack(len(lengths) // 8, flags)
+    return frame(Kind.RESERVE, request, head + lengths + digests)
+
+
+def parse_reserve(payload: bytes) -> tuple[bytes, bytes, bool, bool]:
+    """(digests, lengths, replace, force)."""
+    count, flags = _parse_count(payload, 24)
+    lengths = payload[8 : 8 + 8 * count]
+    digests = payload[8 + 8 * count :]
+    return digests, lengths, bool(flags & FLAG_REPLACE), bool(flags & FLAG_FORCE)
+
+
+def commit(request: int, positions: bytes, checksums: bytes, chain: bool) -> bytes:
+    """Publish keys of a request: u32 positions, rising, with their u64 checksums."""
+    head = _COUNT.pack(len(positions) // 4, FLAG_CHAIN * chain)
+    return frame(Kind.COMMIT, request, head + checksums + positions)
+
+
+def parse_commit(payload: bytes) -> tuple[bytes, bytes, bool]:
+    """(positions, checksums, chain)."""
+    count, flags = _parse_count(payload, 12)
+    return payload[8 + 8 * count :], payload[8 : 8 + 8 * count], bool(flags & FLAG_CHAIN)
+
+
+def suspect(digest: bytes, version: int) -> bytes:
+    """Report that this version of a key did not match its checksum."""
+    return frame(Kind.SUSPECT, 0, _SUSPECT.pack(version, digest))
+
+
+def parse_suspect(payload: bytes) -> tuple[bytes, int]:
+    """(digest, version)."""
+    if len(payload) != _SUSPECT.size:
+        raise FrameError(f"a SUSPECT has {_SUSPECT.size} bytes, this one {len(payload)}")
+    version, digest = _SUSPECT.unpack(payload)
+    return digest, version
+
+
+def _parse_count(payload: bytes, bytes_per_key: int) -> tuple[int, int]:
+    if len(payload) < _COUNT.size:
+        raise FrameError(f"the payload of {len(payload)} bytes has no room for its count")
+    count: int
+    flags: int
+    count, flags = _COUNT.unpack_from(payload)
+    if not 1 <= count <= MAX_KEYS:
+        raise FrameError(f"the frame says {count} keys, it may have 1 to {MAX_KEYS}")
+    if len(payload) != _COUNT.size + bytes_per_key * count:
+        raise FrameError(f"{len(payload)} bytes do not hold {count} keys")
+    return count, flags

@@ -1,0 +1,273 @@
+"""The server's end of the write channel: reserve, commit, abort on a lean unix socket.
+
+A connection begins with HELLO and then belongs to one session. All frames that are there at one
+wake-up are answered by one write. Nothing here waits, but the check of a suspected block, whose
+bytes are read in a worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections import OrderedDict
+from typing import Callable, cast
+
+from ems.pool import Pool
+from ems.pool.pool import NO_ROOM
+from ems.rpc import frames
+from ems.rpc.frames import ANSWER, HEADER_BYTES, FrameError, Kind
+from ems_native._copy import checksum
+
+_log = logging.getLogger("ems.server.write_channel")
+
+_REMEMBERED_ABORTS = 1024
+_RECEIVE_BYTES = 256 << 10
+_HELLO_WITHIN_S = 5.0
+
+
+class _Refused(Exception):
+    """A frame that is well formed but may not be asked for now; the text goes to the client."""
+
+
+class _Session:
+    """What all connections of one session share."""
+
+    def __init__(self) -> None:
+        self.connections: set[_Connection] = set()
+        # An abort may overtake its reserve: the client timed out, closed that connection and
+        # aborted on another one while the first frame still lay in a socket. Such a reserve must
+        # find nothing to take.
+        self._aborted: OrderedDict[int, None] = OrderedDict()
+
+    def remember_abort(self, request: int) -> None:
+        self._aborted[request] = None
+        if len(self._aborted) > _REMEMBERED_ABORTS:
+            self._aborted.popitem(last=False)
+
+    def was_aborted(self, request: int) -> bool:
+        return request in self._aborted
+
+
+class WriteServer:
+    """Accepts connections of the write channel and applies their frames to the pool.
+
+    Args:
+        pool: changed on the loop's thread only.
+        data: address of the mapped data file, to check suspected blocks.
+        authorize: whether a session with that secret may write now.
+        on_disconnect: called when the last connection of a session ended.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        data: int,
+        authorize: Callable[[int, bytes], bool],
+        on_disconnect: Callable[[int], None],
+    ) -> None:
+        self.pool = pool
+        self.messages = 0
+        self._data = data
+        self._authorize = authorize
+        self._on_disconnect = on_disconnect
+        self._sessions: dict[int, _Session] = {}
+        self._strangers: set[_Connection] = set()
+        self._checks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.AbstractServer | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        """Serve on a bound, listening or not yet listening, unix socket."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Connection(self), sock=sock)
+
+    async def close(self) -> None:
+        """Stop accepting, end all connections and wait for the checks under way."""
+        if self._server is not None:
+            self._server.close()
+        for session in list(self._sessions):
+            self.drop_session(session)
+        for stranger in list(self._strangers):
+            stranger.close()
+        if self._checks:
+            await asyncio.gather(*self._checks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def drop_session(self, session: int) -> None:
+        """End all connections of a session, so that no frame of it can act any more."""
+        known = self._sessions.pop(session, None)
+        if known is not None:
+            for connection in list(known.connections):
+                connection.close()
+
+    # ---- called by connections ----
+
+    def joined(self, connection: _Connection) -> None:
+        self._strangers.add(connection)
+
+    def left(self, connection: _Connection) -> None:
+        self._strangers.discard(connection)
+        known = self._sessions.get(connection.session)
+        if known is None or connection not in known.connections:
+            return
+        known.connections.discard(connection)
+        if not known.connections:
+            # The remembered aborts go too once the session has ended; until then a frame of a
+            # connection that closed may still come.
+            self._on_disconnect(connection.session)
+
+    def greet(self, connection: _Connection, payload: bytes) -> bytes:
+        session, secret = frames.parse_hello(payload)
+        if not self._authorize(session, secret):
+            raise _Refused(f"session {session} is not known here or does not hold its lock")
+        self._strangers.discard(connection)
+        connection.session = session
+        self._sessions.setdefault(session, _Session()).connections.add(connection)
+        return frames.hello_answer(self.pool.epoch)
+
+    def answer(self, session: int, kind: int, request: int, payload: bytes) -> bytes:
+        now_ns = time.monotonic_ns()
+        if kind == Kind.RESERVE:
+            digests, lengths, replace, force = frames.parse_reserve(payload)
+            if self._sessions[session].was_aborted(request):
+                count = len(lengths) // 8
+                reply = bytes(8 * count) + bytes([NO_ROOM]) * count
+            else:
+                statuses, offsets = self.pool.reserve(
+                    session, request, digests, lengths, replace, force, now_ns
+                )
+                reply = offsets + statuses
+        elif kind == Kind.COMMIT:
+            positions, checksums, chain = frames.parse_commit(payload)
+            reply = self.pool.commit(session, request, positions, checksums, chain, now_ns)
+        elif kind == Kind.ABORT:
+            self.pool.abort(session, request)
+            self._sessions[session].remember_abort(request)
+            reply = b""
+        elif kind == Kind.SUSPECT:
+            reply = bytes([self._check_later(*frames.parse_suspect(payload))])
+        elif kind == Kind.ECHO:
+            reply = payload
+        else:
+            raise FrameError(f"there is no frame of kind {kind}")
+        return frames.frame(kind | ANSWER, request, reply)
+
+    def _check_later(self, digest: bytes, version: int) -> bool:
+        found = self.pool.locate(digest)
+        if found is None or found[1] != version:
+            return False
+        task = asyncio.ensure_future(self._check(*found))
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+        return True
+
+    async def _check(self, slot: int, version: int, offset: int, length: int, want: int) -> None:
+        """Drop an entry whose bytes are not those that were committed.
+
+        The extent may be granted to somebody else meanwhile; then the version moved, and `drop`
+        does nothing.
+        """
+        loop = asyncio.get_running_loop()
+        got = await loop.run_in_executor(None, checksum, self._data + offset, length)
+        if got != want and self.pool.drop(slot, version):
+            _log.error("block in slot %d does not match its checksum: dropped", slot)
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One accepted connection. `session` is 0 until HELLO."""
+
+    def __init__(self, server: WriteServer) -> None:
+        self.session = 0
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray(_RECEIVE_BYTES)
+        self._view = memoryview(self._buffer)
+        self._filled = 0
+        self._hello_timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self._server.joined(self)
+        loop = asyncio.get_running_loop()
+        self._hello_timer = loop.call_later(_HELLO_WITHIN_S, self._no_hello)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        self._transport = None
+        self._server.left(self)
+
+    def pause_writing(self) -> None:
+        """The client does not read its answers: stop reading its frames until it does."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def _no_hello(self) -> None:
+        if self.session == 0:
+            self.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        answers: list[bytes] = []
+        at = 0
+        try:
+            while self._filled - at >= HEADER_BYTES:
+                header = frames.parse_header(bytes(self._view[at : at + HEADER_BYTES]))
+                end = at + HEADER_BYTES + header.nbytes
+                if end > self._filled:
+                    break
+                payload = bytes(self._view[at + HEADER_BYTES : end])
+                at = end
+                answers.append(self._answer(header, payload))
+        except (FrameError, _Refused) as error:
+            _log.warning("write channel: %s; the connection ends", error)
+            answers.append(frames.frame(Kind.REFUSED | ANSWER, 0, str(error).encode()))
+            self._send(answers)
+            if self._transport is not None:
+                self._transport.close()
+            return
+        if at:
+            self._view[: self._filled - at] = bytes(self._view[at : self._filled])
+            self._filled -= at
+        self._send(answers)
+
+    def _answer(self, header: frames.Header, payload: bytes) -> bytes:
+        self._server.messages += 1
+        if self.session == 0:
+            if header.kind != Kind.HELLO:
+                raise FrameError("the first frame of a connection must be HELLO")
+            return self._server.greet(self, payload)
+        return self._server.answer(self.session, header.kind, header.request, payload)
+
+    def _send(self, answers: list[bytes]) -> None:
+        if answers and self._transport is not None:
+            self._transport.write(b"".join(answers))
+
+
+def bind_unix_socket(path: str, mode: int) -> socket.socket:
+    """A unix socket bound to `path`, which must be free, with these permissions from the start."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        mask = os.umask(0o777 & ~mode)
+        try:
+            sock.bind(path)
+        finally:
+            os.umask(mask)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

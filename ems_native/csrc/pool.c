@@ -1,0 +1,408 @@
+#include "pool_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- entries ------------------------------------------------------------------------------- */
+
+/* Opens the entry for change: odd version, then a release fence, so that a reader that sees one
+ * of the new fields also sees that the version moved. Returns the even version to close with. */
+static uint64_t entry_begin(struct ems_entry *e)
+{
+    uint64_t version = ems_get(&e->version) | 1; /* already odd after a crash in between */
+    ems_set(&e->version, version);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    return version + 1;
+}
+
+void ems_entry_write(struct ems_pool *p, uint64_t slot, const struct ems_reservation *r)
+{
+    struct ems_entry *e = ems_entry_at(p, slot);
+    uint64_t closed = entry_begin(e);
+    ems_set(&e->digest[0], r->digest[0]);
+    ems_set(&e->digest[1], r->digest[1]);
+    ems_set(&e->offset, r->offset);
+    ems_set(&e->length, r->length);
+    ems_set(&e->checksum, r->checksum);
+    ems_set(&e->predecessor, r->predecessor);
+    ems_set(&e->sequence, r->sequence);
+    ems_set_release(&e->version, closed);
+    ems_set_release(ems_tag_at(p, slot), ems_tag(r->digest));
+}
+
+void ems_entry_clear(struct ems_pool *p, uint64_t slot)
+{
+    struct ems_entry *e = ems_entry_at(p, slot);
+    ems_set(ems_tag_at(p, slot), 0);
+    uint64_t closed = entry_begin(e);
+    ems_set(&e->digest[0], 0);
+    ems_set(&e->digest[1], 0);
+    ems_set(&e->offset, 0);
+    ems_set(&e->length, 0);
+    ems_set_release(&e->version, closed);
+}
+
+static uint64_t find_slot(const struct ems_pool *p, const uint64_t digest[2])
+{
+    uint64_t tag = ems_tag(digest), candidates[2];
+    ems_candidates(digest, p->header->nbuckets, candidates);
+    for (int c = 0; c < 2; c++)
+        for (unsigned i = 0; i < EMS_BUCKET_SLOTS; i++) {
+            const struct ems_bucket *b = &p->buckets[candidates[c]];
+            if (b->tag[i] == tag && b->entry[i].digest[0] == digest[0] &&
+                b->entry[i].digest[1] == digest[1])
+                return candidates[c] * EMS_BUCKET_SLOTS + i;
+        }
+    return UINT64_MAX;
+}
+
+/* Where a new key goes: a free slot of the emptier candidate, else the oldest of the sixteen. */
+static uint64_t choose_slot(const struct ems_pool *p, const uint64_t digest[2])
+{
+    uint64_t candidates[2], oldest = 0, oldest_mark = UINT64_MAX, empty = 0;
+    unsigned most_empty = 0;
+    ems_candidates(digest, p->header->nbuckets, candidates);
+    for (int c = 0; c < 2; c++) {
+        unsigned nempty = 0;
+        uint64_t an_empty = 0;
+        for (unsigned i = 0; i < EMS_BUCKET_SLOTS; i++) {
+            uint64_t slot = candidates[c] * EMS_BUCKET_SLOTS + i;
+            if (*ems_tag_at(p, slot) == 0) {
+                if (nempty++ == 0)
+                    an_empty = slot;
+            } else if (ems_get(&p->recency[slot]) < oldest_mark) {
+                oldest = slot;
+                oldest_mark = ems_get(&p->recency[slot]);
+            }
+        }
+        if (nempty > most_empty) {
+            most_empty = nempty;
+            empty = an_empty;
+        }
+    }
+    return most_empty ? empty : oldest;
+}
+
+static void release_extent(struct ems_pool *p, uint64_t offset, uint64_t length)
+{
+    ems_extents_release(&p->extents, ems_unit_at(offset), ems_units_of(length));
+}
+
+void ems_pool_withdraw(struct ems_pool *p, uint64_t slot)
+{
+    struct ems_entry *e = ems_entry_at(p, slot);
+    uint64_t offset = e->offset, length = e->length;
+    ems_entry_clear(p, slot);
+    release_extent(p, offset, length);
+    p->entries--;
+}
+
+/* ---- reservation records ------------------------------------------------------------------- */
+
+static uint32_t mix(uint64_t a, uint64_t b)
+{
+    uint64_t x = (a + 0x9e3779b97f4a7c15ull * (b + 1));
+    x = (x ^ (x >> 31)) * 0xbf58476d1ce4e5b9ull;
+    return (uint32_t)(x >> 32);
+}
+
+static uint32_t *busy_chain(struct ems_pool *p, const uint64_t digest[2])
+{
+    return &p->busy_heads[(uint32_t)digest[0] & p->chain_mask];
+}
+
+static uint32_t *request_chain(struct ems_pool *p, uint64_t session, uint64_t request)
+{
+    return &p->request_heads[mix(request, session) & p->chain_mask];
+}
+
+static int is_busy(struct ems_pool *p, const uint64_t digest[2])
+{
+    for (uint32_t i = *busy_chain(p, digest); i != EMS_NONE; i = p->links[i].busy_next)
+        if (p->reservations[i].digest[0] == digest[0] && p->reservations[i].digest[1] == digest[1])
+            return 1;
+    return 0;
+}
+
+void ems_link_record(struct ems_pool *p, uint32_t i, uint32_t after)
+{
+    struct ems_reservation *r = &p->reservations[i];
+    uint32_t *busy = busy_chain(p, r->digest);
+    p->links[i].busy_next = *busy;
+    *busy = i;
+    p->links[i].peer_next = EMS_NONE;
+    p->links[i].request_next = EMS_NONE;
+    if (after != EMS_NONE) {
+        p->links[after].peer_next = i;
+    } else {
+        uint32_t *chain = request_chain(p, r->session, r->request);
+        p->links[i].request_next = *chain;
+        *chain = i;
+    }
+    uint32_t units = ems_units_of(r->length);
+    p->reserved_units += units;
+    p->reserved_of[r->session] += units;
+}
+
+/* Everything but the extent: the caller has published or released it. */
+static void forget_record(struct ems_pool *p, uint32_t i)
+{
+    struct ems_reservation *r = &p->reservations[i];
+    uint32_t *at = busy_chain(p, r->digest);
+    while (*at != i)
+        at = &p->links[*at].busy_next;
+    *at = p->links[i].busy_next;
+    uint32_t units = ems_units_of(r->length);
+    p->reserved_units -= units;
+    p->reserved_of[r->session] -= units;
+    ems_set_release(&r->state, EMS_RES_FREE);
+    p->free_records[p->nfree_records++] = i;
+}
+
+static uint32_t *find_request(struct ems_pool *p, uint32_t session, uint64_t request)
+{
+    uint32_t *at = request_chain(p, session, request);
+    while (*at != EMS_NONE && (p->reservations[*at].session != session ||
+                               p->reservations[*at].request != request))
+        at = &p->links[*at].request_next;
+    return at;
+}
+
+static uint32_t last_of_request(struct ems_pool *p, uint32_t session, uint64_t request)
+{
+    uint32_t i = *find_request(p, session, request), last = i;
+    for (; i != EMS_NONE; i = p->links[i].peer_next)
+        last = i;
+    return last;
+}
+
+/* ---- reserve, commit, abort ---------------------------------------------------------------- */
+
+uint32_t ems_pool_reserve(struct ems_pool *p, uint32_t session, uint64_t request, uint32_t first,
+                          uint32_t n, const uint8_t *digests, const uint64_t *lengths, int replace,
+                          int force, uint64_t now_ns, uint8_t *statuses, uint64_t *offsets)
+{
+    uint32_t last = last_of_request(p, session, request);
+    for (uint32_t k = first; k < n; k++) {
+        uint64_t digest[2];
+        memcpy(digest, digests + 16 * (uint64_t)k, 16);
+        if (!replace) {
+            uint64_t slot = find_slot(p, digest);
+            if (slot != UINT64_MAX) {
+                ems_set(&p->recency[slot],
+                        ems_mark(ems_tick(now_ns) - k, ems_get(&p->recency[slot]) + 1));
+                statuses[k] = EMS_PRESENT;
+                continue;
+            }
+        }
+        if (!force && is_busy(p, digest)) {
+            statuses[k] = EMS_BUSY;
+            continue;
+        }
+        statuses[k] = EMS_NO_ROOM;
+        if (lengths[k] == 0 || lengths[k] > (uint64_t)p->extents.total * EMS_UNIT || !p->nfree_records)
+            continue;
+        uint32_t i = p->free_records[p->nfree_records - 1];
+        uint32_t unit = ems_extents_grant(&p->extents, ems_units_of(lengths[k]), i | EMS_OWNER_RESERVATION);
+        if (unit == EMS_NO_UNIT)
+            return k;
+        p->nfree_records--;
+        struct ems_reservation *r = &p->reservations[i];
+        ems_set(&r->session, session);
+        ems_set(&r->request, request);
+        ems_set(&r->position, k);
+        ems_set(&r->digest[0], digest[0]);
+        ems_set(&r->digest[1], digest[1]);
+        ems_set(&r->offset, ems_offset_of(unit));
+        ems_set(&r->length, lengths[k]);
+        ems_set(&r->replace, (uint64_t)replace);
+        ems_set_release(&r->state, EMS_RES_HELD);
+        ems_link_record(p, i, last);
+        last = i;
+        statuses[k] = EMS_GRANTED;
+        offsets[k] = r->offset;
+    }
+    return n;
+}
+
+/* Publishes a record whose intent is complete. The extent that the slot held before, another
+ * key's or this key's former value, comes back only after its version is out. */
+static void publish(struct ems_pool *p, uint32_t i, uint64_t mark)
+{
+    struct ems_reservation *r = &p->reservations[i];
+    uint64_t slot = r->slot;
+    struct ems_entry *e = ems_entry_at(p, slot);
+    int occupied = *ems_tag_at(p, slot) != 0;
+    int same = occupied && e->digest[0] == r->digest[0] && e->digest[1] == r->digest[1];
+    uint64_t old_offset = e->offset, old_length = e->length;
+    ems_set(&p->recency[slot], mark);
+    ems_entry_write(p, slot, r);
+    ems_extents_set_owner(&p->extents, ems_unit_at(r->offset), (uint32_t)slot);
+    if (occupied)
+        release_extent(p, old_offset, old_length);
+    else
+        p->entries++;
+    if (occupied && !same)
+        ems_set(&p->header->evictions, p->header->evictions + 1);
+}
+
+static int commit_record(struct ems_pool *p, uint32_t i, uint64_t checksum, uint64_t predecessor,
+                         uint64_t mark, uint64_t *slot)
+{
+    struct ems_reservation *r = &p->reservations[i];
+    *slot = find_slot(p, r->digest);
+    if (*slot != UINT64_MAX && !r->replace) {
+        ems_set(&p->recency[*slot], mark);
+        uint64_t offset = r->offset, length = r->length;
+        forget_record(p, i);
+        release_extent(p, offset, length);
+        return EMS_KEPT;
+    }
+    if (*slot == UINT64_MAX)
+        *slot = choose_slot(p, r->digest);
+    ems_set(&r->slot, *slot);
+    ems_set(&r->checksum, checksum);
+    ems_set(&r->predecessor, predecessor);
+    ems_set(&r->sequence, p->header->sequence + 1);
+    ems_set(&p->header->sequence, p->header->sequence + 1);
+    ems_set_release(&r->state, EMS_RES_INTENT);
+    publish(p, i, mark);
+    forget_record(p, i);
+    return EMS_COMMITTED;
+}
+
+void ems_pool_commit(struct ems_pool *p, uint32_t session, uint64_t request, uint32_t n,
+                     const uint32_t *positions, const uint64_t *checksums, int chain, uint64_t now_ns,
+                     uint8_t *statuses)
+{
+    uint32_t *head = find_request(p, session, request);
+    uint32_t first = *head, previous = EMS_NONE, i = first;
+    uint32_t request_next = first == EMS_NONE ? EMS_NONE : p->links[first].request_next;
+    uint64_t predecessor = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        statuses[k] = EMS_LOST;
+        /* Both lists rise, so one walk finds all. */
+        while (i != EMS_NONE && p->reservations[i].position < positions[k]) {
+            previous = i;
+            i = p->links[i].peer_next;
+        }
+        if (i == EMS_NONE || p->reservations[i].position != positions[k]) {
+            predecessor = 0;
+            continue;
+        }
+        uint32_t next = p->links[i].peer_next;
+        uint64_t mark = ems_mark(ems_tick(now_ns) - positions[k], 1), slot;
+        statuses[k] = (uint8_t)commit_record(p, i, checksums[k], chain ? predecessor : 0, mark, &slot);
+        predecessor = slot + 1;
+        if (previous != EMS_NONE)
+            p->links[previous].peer_next = next;
+        else
+            first = next;
+        i = next;
+    }
+    if (first == EMS_NONE) {
+        *head = request_next;
+    } else if (first != *head) {
+        p->links[first].request_next = request_next;
+        *head = first;
+    }
+}
+
+static void abort_record(struct ems_pool *p, uint32_t i)
+{
+    uint64_t offset = p->reservations[i].offset, length = p->reservations[i].length;
+    forget_record(p, i);
+    release_extent(p, offset, length);
+}
+
+uint32_t ems_pool_abort(struct ems_pool *p, uint32_t session, uint64_t request)
+{
+    uint32_t *head = find_request(p, session, request), i = *head, count = 0;
+    if (i == EMS_NONE)
+        return 0;
+    *head = p->links[i].request_next;
+    while (i != EMS_NONE) {
+        uint32_t next = p->links[i].peer_next;
+        abort_record(p, i);
+        count++;
+        i = next;
+    }
+    return count;
+}
+
+uint32_t ems_pool_release_session(struct ems_pool *p, uint32_t session, const uint64_t *keep, uint32_t nkeep)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < p->nrecords && p->reserved_of[session]; i++) {
+        const struct ems_reservation *r = &p->reservations[i];
+        if (r->state == EMS_RES_FREE || r->session != session)
+            continue;
+        int kept = 0;
+        for (uint32_t k = 0; k < nkeep; k++)
+            kept |= keep[k] == r->request;
+        if (!kept)
+            count += ems_pool_abort(p, session, r->request);
+    }
+    return count;
+}
+
+/* ---- eviction candidates ------------------------------------------------------------------- */
+
+struct candidate {
+    uint64_t mark, slot;
+};
+
+static int by_mark(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+    return x->mark < y->mark ? -1 : x->mark > y->mark ? 1 : x->slot < y->slot ? -1 : x->slot > y->slot;
+}
+
+static void sift_down(struct candidate *heap, uint32_t n, uint32_t i)
+{
+    for (;;) {
+        uint32_t child = 2 * i + 1;
+        if (child >= n)
+            return;
+        if (child + 1 < n && by_mark(&heap[child], &heap[child + 1]) < 0)
+            child++;
+        if (by_mark(&heap[i], &heap[child]) >= 0)
+            return;
+        struct candidate swap = heap[i];
+        heap[i] = heap[child];
+        heap[child] = swap;
+        i = child;
+    }
+}
+
+uint32_t ems_pool_oldest(const struct ems_pool *p, uint64_t bucket, uint64_t nbuckets, uint32_t k,
+                         uint64_t *slots, uint64_t *marks)
+{
+    struct candidate *heap = malloc((k ? k : 1) * sizeof *heap); /* the youngest of the k on top */
+    uint32_t n = 0;
+    if (!heap)
+        return 0;
+    for (uint64_t b = bucket; b < bucket + nbuckets && b < p->header->nbuckets; b++)
+        for (unsigned i = 0; i < EMS_BUCKET_SLOTS; i++) {
+            if (p->buckets[b].tag[i] == 0)
+                continue;
+            uint64_t slot = b * EMS_BUCKET_SLOTS + i;
+            struct candidate c = {ems_get(&p->recency[slot]), slot};
+            if (n < k) {
+                heap[n++] = c;
+                if (n == k)
+                    for (uint32_t at = k / 2; at-- > 0;)
+                        sift_down(heap, k, at);
+            } else if (k && by_mark(&c, &heap[0]) < 0) {
+                heap[0] = c;
+                sift_down(heap, k, 0);
+            }
+        }
+    qsort(heap, n, sizeof *heap, by_mark);
+    for (uint32_t i = 0; i < n; i++) {
+        slots[i] = heap[i].slot;
+        marks[i] = heap[i].mark;
+    }
+    free(heap);
+    return n;
+}

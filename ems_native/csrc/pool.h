@@ -1,0 +1,68 @@
+/* The single writer of a pool: reserve, commit, abort, evict, recover. Mechanism only: which
+ * entries to evict and when is decided by the caller. Not thread safe, one server owns it. */
+#ifndef EMS_POOL_H
+#define EMS_POOL_H
+
+#include "extents.h"
+#include "index.h"
+
+enum ems_reserve_status { EMS_GRANTED = 0, EMS_PRESENT = 1, EMS_NO_ROOM = 2, EMS_BUSY = 3 };
+enum ems_commit_status { EMS_COMMITTED = 0, EMS_KEPT = 1, EMS_LOST = 2 };
+
+#define EMS_NONE UINT32_MAX
+
+/* What the server remembers of a reservation beside its shared record. */
+struct ems_pool_link {
+    uint32_t busy_next;    /* next record whose digest falls into the same chain */
+    uint32_t request_next; /* next *first* record of a request in the same chain */
+    uint32_t peer_next;    /* next record of the same request, by rising position */
+};
+
+struct ems_pool {
+    struct ems_header *header;
+    struct ems_prologue *prologue;
+    struct ems_bucket *buckets;
+    struct ems_session *sessions;
+    struct ems_reservation *reservations;
+    uint64_t *recency;
+    struct ems_reader reader;
+    struct ems_extents extents;
+    struct ems_pool_link *links;
+    uint32_t *busy_heads, *request_heads;
+    uint32_t *free_records;
+    uint32_t nrecords, nfree_records, chain_mask;
+    uint64_t nslots, entries;
+    uint32_t reserved_units;
+    uint32_t reserved_of[EMS_MAX_SESSIONS]; /* units */
+};
+
+struct ems_pool_geometry {
+    uint64_t capacity, data_bytes, nbuckets, nreservations;
+};
+
+void ems_pool_format(uint8_t *index, uint64_t index_bytes, const struct ems_pool_geometry *g,
+                     const uint64_t pool_id[2]);
+/* Attach to a formatted index; builds private state from it and rolls intents forward.
+ * NULL on success, else a static text. */
+const char *ems_pool_open(struct ems_pool *p, uint8_t *index, uint64_t index_bytes, uint64_t *recency);
+void ems_pool_close(struct ems_pool *p);
+
+/* Handles keys from `first` on; stops at, and returns, the first key that needs room made
+ * (returns n when all are handled). offsets[k] is set for granted keys. */
+uint32_t ems_pool_reserve(struct ems_pool *p, uint32_t session, uint64_t request, uint32_t first,
+                          uint32_t n, const uint8_t *digests, const uint64_t *lengths, int replace,
+                          int force, uint64_t now_ns, uint8_t *statuses, uint64_t *offsets);
+void ems_pool_commit(struct ems_pool *p, uint32_t session, uint64_t request, uint32_t n,
+                     const uint32_t *positions, const uint64_t *checksums, int chain, uint64_t now_ns,
+                     uint8_t *statuses);
+/* Records given back. */
+uint32_t ems_pool_abort(struct ems_pool *p, uint32_t session, uint64_t request);
+/* Gives back what the session reserved, except the requests listed. */
+uint32_t ems_pool_release_session(struct ems_pool *p, uint32_t session, const uint64_t *keep, uint32_t nkeep);
+
+void ems_pool_withdraw(struct ems_pool *p, uint64_t slot);
+/* Occupied slots of the buckets with their recency words, the `k` oldest first. */
+uint32_t ems_pool_oldest(const struct ems_pool *p, uint64_t bucket, uint64_t nbuckets, uint32_t k,
+                         uint64_t *slots, uint64_t *marks);
+
+#endif
