@@ -1,4 +1,4 @@
-"""EMS, elastic memory service: KV blocks of LLM inference in memory shared by a node's processes."""
+"""EMS, elastic memory service: KV blocks of LLM inference in memory that processes share."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class EmsErrorCode(enum.Enum):
     EMS_RECOVERD_ERROR = 5
     """`Ems.init` failed for a reason that can heal (the spelling is the published one)."""
 
-    EMS_RECOVERED_ERROR = 5
+    EMS_RECOVERED_ERROR = EMS_RECOVERD_ERROR
     """Alias of `EMS_RECOVERD_ERROR`: the same member, spelt right."""
 
 

@@ -182,7 +182,7 @@ class LocalPool:
             self._root = tempfile.mkdtemp(prefix="ems-local-", dir=self._directory)
         except OSError as error:
             raise io_error(f"no directory for the pool in {self._directory}: {error}") from error
-        self._log = tempfile.TemporaryFile(prefix="ems-local-log-")
+        self._log = tempfile.TemporaryFile(prefix="ems-local-log-")  # noqa: SIM115 - stop() does
         self._guard = subprocess.Popen(
             [sys.executable, "-S", "-E", guard.__file__, self._root],
             stdin=subprocess.PIPE,
