@@ -6,6 +6,7 @@ it ended well. A connection that timed out is closed, never reused: its answer m
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import threading
@@ -118,7 +119,7 @@ class WriteChannel:
         self._exchange(Kind.ABORT, request, frames.frame(Kind.ABORT, request), deadline)
 
     def suspect(self, digest: bytes, version: int, deadline: Deadline) -> bool:
-        """Report a block whose bytes do not match its checksum; whether the server looks into it."""
+        """Report a block that does not match its checksum; whether the server looks into it."""
         answer = self._exchange(Kind.SUSPECT, 0, frames.suspect(digest, version), deadline)
         return answer == b"\x01"
 
@@ -141,10 +142,9 @@ class WriteChannel:
             busy = list(self._busy)
         self.drop_idle()
         for sock in busy:
-            try:
+            # It may not be connected yet, or its thread may have closed it just now.
+            with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # it was not connected, or its thread closed it just now
 
     def forget(self) -> None:
         """In a forked child: close the parent's connections here, without a word to anybody.
@@ -223,9 +223,7 @@ class WriteChannel:
         sock.settimeout(_left(deadline))
         sock.sendall(data)
         received = b""
-        while len(received) < HEADER_BYTES or len(received) < HEADER_BYTES + _payload_bytes(
-            received
-        ):
+        while len(received) < HEADER_BYTES or len(received) < _frame_bytes(received):
             sock.settimeout(_left(deadline))
             more = sock.recv(_RECEIVE_BYTES)
             if not more:
@@ -240,8 +238,8 @@ class WriteChannel:
         return payload
 
 
-def _payload_bytes(received: bytes) -> int:
-    return frames.parse_header(received[:HEADER_BYTES]).nbytes
+def _frame_bytes(received: bytes) -> int:
+    return HEADER_BYTES + frames.parse_header(received[:HEADER_BYTES]).nbytes
 
 
 def _left(deadline: Deadline) -> float:

@@ -106,20 +106,23 @@ class WriteServer:
     # ---- called by connections ----
 
     def joined(self, connection: _Connection) -> None:
+        """Count a connection that has not said whose it is."""
         self._strangers.add(connection)
 
     def left(self, connection: _Connection) -> None:
+        """Forget a connection that ended."""
         self._strangers.discard(connection)
         known = self._sessions.get(connection.session)
         if known is None or connection not in known.connections:
             return
         known.connections.discard(connection)
         if not known.connections:
-            # The remembered aborts go too once the session has ended; until then a frame of a
-            # connection that closed may still come.
+            # What it aborted stays remembered until the session ends: a frame of a connection
+            # that closed may still come.
             self._on_disconnect(connection.session)
 
     def greet(self, connection: _Connection, payload: bytes) -> bytes:
+        """Answer a HELLO: from here on the connection acts for its session."""
         session, secret = frames.parse_hello(payload)
         if not self._authorize(session, secret):
             raise _Refused(f"session {session} is not known here or does not hold its lock")
@@ -129,6 +132,7 @@ class WriteServer:
         return frames.hello_answer(self.pool.epoch)
 
     def answer(self, session: int, kind: int, request: int, payload: bytes) -> bytes:
+        """Apply one frame of a session to the pool; the whole answering frame."""
         now_ns = time.monotonic_ns()
         if kind == Kind.RESERVE:
             digests, lengths, replace, force = frames.parse_reserve(payload)
