@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from ems.cc_v1.cc_config import CcConfig_v1, KVCacheType
+from ems.common.buffer import KvBufferWrapper
 from ems.common.config import CcConfig, EmsConfig
 from ems.common.exception import EmsErrorCode, EmsException
 from ems.common.key import PrimaryKey
@@ -22,6 +23,7 @@ __all__ = [
     "EmsErrorCode",
     "EmsException",
     "KVCacheType",
+    "KvBufferWrapper",
     "PrimaryKey",
     "__version__",
 ]
