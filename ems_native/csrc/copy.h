@@ -1,4 +1,5 @@
-/* Copies between the pieces of a caller's values and the extents of the pool. See copy.c for the order of things. */
+/* Copies between the pieces of a caller's values and the extents of the pool. See copy.c for the
+ * order of things. */
 #ifndef EMS_COPY_H
 #define EMS_COPY_H
 
@@ -41,7 +42,8 @@ struct ems_kernel {
     int (*supported)(void);
     /* Sum of one chunk (at most EMS_CHUNK bytes) without mix. */
     uint64_t (*sum)(const void *source, size_t nbytes);
-    /* Copies whole chunks past the caches to a 64-byte aligned target and returns the sum of their contributions. */
+    /* Copies whole chunks past the caches to a 64-byte aligned target and returns the sum of their
+     * contributions. */
     uint64_t (*copy_chunks)(void *target, const void *source, size_t nchunks, uint64_t chunk);
     /* Copies past the caches; any alignment, any length. */
     void (*stream)(void *target, const void *source, size_t nbytes);
@@ -49,16 +51,20 @@ struct ems_kernel {
     void (*fence)(void);
 };
 
-extern const struct ems_kernel ems_kernel_avx512, ems_kernel_avx2, ems_kernel_neon, ems_kernel_portable;
+extern const struct ems_kernel ems_kernel_avx2, ems_kernel_neon, ems_kernel_portable;
 
-/* Picks the kernel, by name or (NULL) the best that this CPU has. Returns its name, or NULL when it cannot be had. */
+/* Picks the kernel, by name or (NULL) the best that this CPU has. Returns its name, or NULL when it
+ * cannot be had. */
 const char *ems_copy_setup(const char *name);
 
-/* Both return the first key that is not completely done and set *reason. Keys with mask[k] == 0 are skipped. */
-size_t ems_copy_in(const struct ems_spans *spans, size_t first, size_t count, unsigned char *base, struct ems_place *places,
-                   const unsigned char *mask, const struct ems_copy_limits *limits, int *reason);
-size_t ems_copy_out(const struct ems_spans *spans, size_t first, size_t count, const unsigned char *base,
-                    const struct ems_place *places, int verify, const struct ems_copy_limits *limits, int *reason);
+/* Both return the first key that is not completely done and set *reason. Keys with mask[k] == 0 are
+ * skipped. */
+size_t ems_copy_in(const struct ems_spans *spans, size_t first, size_t count, unsigned char *base,
+                   struct ems_place *places, const unsigned char *mask,
+                   const struct ems_copy_limits *limits, int *reason);
+size_t ems_copy_out(const struct ems_spans *spans, size_t first, size_t count,
+                    const unsigned char *base, const struct ems_place *places, int verify,
+                    const struct ems_copy_limits *limits, int *reason);
 
 uint64_t ems_checksum(const void *source, size_t nbytes);
 

@@ -1,4 +1,5 @@
-/* NEON loops (every aarch64 CPU has them). STNP says "will not be read soon", as streaming stores do on x86. */
+/* NEON loops (every aarch64 CPU has them). STNP says "will not be read soon", as streaming stores
+ * do on x86. */
 #include "copy.h"
 
 #if defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
@@ -25,7 +26,8 @@ static inline void store_pair(unsigned char *to, uint32x4_t a, uint32x4_t b)
 
 static inline uint64x2_t add_product(uint64x2_t sums, uint32x4_t words, const uint64_t *key)
 {
-    uint64x2_t keyed = vreinterpretq_u64_u32(vaddq_u32(words, vreinterpretq_u32_u64(vld1q_u64(key))));
+    uint64x2_t keyed =
+        vreinterpretq_u64_u32(vaddq_u32(words, vreinterpretq_u32_u64(vld1q_u64(key))));
 
     return vmlal_u32(sums, vmovn_u64(keyed), vshrn_n_u64(keyed, 32));
 }
@@ -59,7 +61,8 @@ static uint64_t copy_chunks(void *target, const void *source, size_t nchunks, ui
         const uint64_t *key = ems_checksum_keys;
 
         for (size_t at = 0; at < EMS_CHUNK; at += 64, to += 64, from += 64, key += 8) {
-            uint32x4_t a = load(from), b = load(from + 16), c = load(from + 32), d = load(from + 48);
+            uint32x4_t a = load(from), b = load(from + 16), c = load(from + 32),
+                       d = load(from + 48);
 
             store_pair(to, a, b);
             store_pair(to + 32, c, d);

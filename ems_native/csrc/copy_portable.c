@@ -37,4 +37,5 @@ static void fence(void)
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
-const struct ems_kernel ems_kernel_portable = {"portable", supported, sum, copy_chunks, stream, fence};
+const struct ems_kernel ems_kernel_portable = {"portable",  supported, sum,
+                                               copy_chunks, stream,    fence};

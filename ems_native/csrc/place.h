@@ -1,4 +1,5 @@
-/* The place of one value in the pool, as `index` reports it and `copy` uses it: 40 bytes, no padding. */
+/* The place of one value in the pool, as `index` reports it and `copy` uses it: 40 bytes, no
+ * padding. */
 #ifndef EMS_PLACE_H
 #define EMS_PLACE_H
 
