@@ -1,0 +1,1 @@
+"""The node server: owns one pool and serves it to the processes of its node."""
