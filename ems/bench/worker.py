@@ -95,7 +95,7 @@ class _Worker:
 
     def _call(
         self,
-        call: Callable[[CcKvOption, list[str], list[list[object]]], CcResult],
+        call: Callable[..., CcResult],
         keys: list[str],
         first: int,
         seconds: array.array[float],
