@@ -1,1 +1,1 @@
-"""The command line: `ems`, or `python -m ems`. Each module here is one command and is imported when it is called."""
+"""The command line, `ems` or `python -m ems`: one module a command, imported when it is called."""

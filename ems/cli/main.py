@@ -23,7 +23,7 @@ COMMANDS = {
 
 
 class _LazyGroup(click.Group):
-    """Imports a command's module when somebody asks for the command, so that `ems status` never loads the benchmarks."""
+    """Imports a command when somebody asks for it: `ems status` never loads the benchmarks."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -40,20 +40,24 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+HELP = """EMS: KV cache of LLM inference in host memory, shared by the processes of a node.
+
+\b
+See it work:       ems demo
+Serve a pool:      ems serve --capacity 8GiB
+Wait for it:       ems status --wait 10
+Use it:            from ems import Ems   (in every inference process)
+Give it back:      ems purge
+
+All commands find the pool by --root, else by the environment variable EMS_ROOT, else in
+/dev/shm/ems.
+"""
+
+
+@click.group(cls=_LazyGroup, help=HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(ems.__version__, prog_name="ems", message="%(prog)s %(version)s")
 def command() -> None:
-    """Elastic memory service: KV cache of LLM inference in host memory, shared by the processes of a node.
-
-    \b
-    See it work:       ems demo
-    Serve a pool:      ems serve --capacity 8GiB
-    Wait for it:       ems status --wait 10
-    Use it:            from ems import Ems   (in every inference process)
-    Give it back:      ems purge
-
-    All commands find the pool by --root, else by the environment variable EMS_ROOT, else in /dev/shm/ems.
-    """
+    """The program; its help text is `HELP`."""
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ __all__ = ["command"]
 @click.option(
     "--force",
     is_flag=True,
-    help="Even while clients use the pool. They notice, and the memory comes back when the last one let go.",
+    help="Even while clients use the pool: its memory comes back when the last one let go.",
 )
 def command(root: str, yes: bool, force: bool) -> None:
     """Remove the pool in a root, with all its blocks, and give its memory back.
@@ -52,10 +52,12 @@ def _purge(root: str, yes: bool, force: bool) -> None:
     holders = files.holders_of(root)
     if holders and not force:
         raise click.ClickException(
-            f"the pool in {root} is used by {files.named(holders)}: stop them first, or give --force"
+            f"the pool in {root} is used by {files.named(holders)}: stop them first, or give "
+            "--force"
         )
     if not yes:
-        click.confirm(f"Remove the pool in {root} ({format_size(nbytes)}) and all its blocks?", abort=True)
+        size = format_size(nbytes)
+        click.confirm(f"Remove the pool in {root} ({size}) and all its blocks?", abort=True)
     try:
         if layout.read_prologue(os.path.join(root, layout.INDEX)) is not None:
             files.set_pool_state(root, layout.PoolState.RETIRED)  # who maps it stops using it

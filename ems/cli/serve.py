@@ -11,8 +11,8 @@ from ems.server.config import SETTINGS, ConfigError, Setting, load_config
 __all__ = ["command"]
 
 EPILOG = """\b
-Every option is also an environment variable (EMS_CAPACITY=8GiB) and a key of the TOML file (capacity = "8GiB").
-The option wins over the variable, the variable over the file.
+Every option is also an environment variable (EMS_CAPACITY=8GiB) and a key of the TOML file
+(capacity = "8GiB"). The option wins over the variable, the variable over the file.
 
 \b
 Examples:
@@ -21,8 +21,9 @@ Examples:
   ems serve --config /etc/ems.toml --log-format json --log-dir /var/log/ems
 
 \b
-SIGTERM lets saves that are under way finish (at most 5 s); the second one does not wait. The pool stays in memory
-for the next server, and clients go on reading it meanwhile. `ems purge` gives the memory back.
+SIGTERM lets saves that are under way finish (at most 5 s); the second one does not wait. The pool
+stays in memory for the next server, and clients go on reading it meanwhile. `ems purge` gives the
+memory back.
 Exit codes: 0 stopped by a signal, 1 failed while serving, 2 refused to start.
 """
 

@@ -28,7 +28,7 @@ WAIT_STEP_S = 0.02
 SERVING = "serving"
 
 
-class _RootType(click.ParamType):
+class _RootType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
     name = "directory"
 
     def convert(
@@ -142,7 +142,8 @@ def _print_table(reply: StatusReply, root: str) -> None:
     table.add_column(style="bold")
     table.add_column()
     rows = [
-        ("state", f"{reply.state}, process {reply.server_pid}, {reply.uptime_ms / 1000:.0f} s, ems {reply.server_version}"),
+        ("state", f"{reply.state} for {reply.uptime_ms / 1000:.0f} s, process {reply.server_pid}"),
+        ("version", reply.server_version),
         ("epoch", f"{reply.epoch}"),
         ("capacity", f"{format_size(reply.capacity)}, {format_size(reply.ready)} prepared"),
         ("used", f"{format_size(reply.used)} ({_share(reply.used, reply.capacity)})"),
@@ -179,7 +180,7 @@ class _Offline:
 
     state: str
     text: str
-    header: dict[str, int | str] | None
+    header: dict[str, int | str] | None = None
 
 
 def _look(root: str) -> _Offline:
@@ -187,22 +188,29 @@ def _look(root: str) -> _Offline:
         pid = liveness.server_pid(os.path.join(root, layout.SERVER_LOCK))
         head = layout.read_prologue(os.path.join(root, layout.INDEX))
     except OSError as error:
-        return _Offline("unknown", f"{root} cannot be read: {error.strerror}", None)
-    header = _header(root, head)
+        return _Offline("unknown", f"{root} cannot be read: {error.strerror}")
+    header = None if head is None else _header(root, head)
+    how = f"start one with `ems serve --root {root}`"
+    if pid is not None and header is None:
+        return _Offline("starting", f"process {pid} is making a pool in {root}")
     if pid is not None:
-        beat_ns = int(header.get("heartbeat_ns", 0)) if header else 0
-        age = f", last sign of life {(time.monotonic_ns() - beat_ns) / 1e9:.1f} s ago" if beat_ns else ""
-        return _Offline("starting" if not header else "silent", f"process {pid} holds {root} and does not answer{age}", header)
-    if head is None:
-        return _Offline("absent", f"there is no pool in {root}: start one with `ems serve --root {root}`", None)
-    return _Offline(
-        "stopped", f"there is a pool in {root}, but no server: start one with `ems serve --root {root}`; clients read what is there", header
-    )  # fmt: skip
+        return _Offline(
+            "silent", f"process {pid} holds {root} and does not answer{_age(header)}", header
+        )
+    if header is None:
+        return _Offline("absent", f"there is no pool in {root}: {how}")
+    text = f"there is a pool in {root}, but no server: {how}; clients read what is there"
+    return _Offline("stopped", text, header)
 
 
-def _header(root: str, head: layout.Prologue | None) -> dict[str, int | str] | None:
-    if head is None:
-        return None
+def _age(header: dict[str, int | str] | None) -> str:
+    beat_ns = int(header.get("heartbeat_ns", 0)) if header else 0
+    if not beat_ns:
+        return ""
+    return f", last sign of life {(time.monotonic_ns() - beat_ns) / 1e9:.1f} s ago"
+
+
+def _header(root: str, head: layout.Prologue) -> dict[str, int | str]:
     from ems_native import _index
 
     try:
@@ -214,18 +222,18 @@ def _header(root: str, head: layout.Prologue | None) -> dict[str, int | str] | N
 
 def _print_offline(root: str, error: str, as_json: bool) -> None:
     found = _look(root)
+    known = found.header or {}
     if as_json:
-        known = found.header or {}
         names = ("epoch", "pool_id", "capacity", "slots", "evictions")
         facts = {name: known[name] for name in names if name in known}
-        click.echo(
-            json.dumps({"root": root, "state": found.state, "server": None, "message": error, **facts})
-        )
+        fixed = {"root": root, "state": found.state, "server": None, "message": error}
+        click.echo(json.dumps({**fixed, **facts}))
         return
     click.echo(f"ems status: {found.text}", err=True)
-    if found.header and "capacity" in found.header:
+    if "capacity" in known:
+        capacity = format_size(int(known["capacity"]))
         click.echo(
-            f"  capacity {format_size(int(found.header['capacity']))}, epoch {found.header['epoch']}, "
-            f"{found.header['slots']} slots, {found.header['evictions']} evictions",
+            f"  capacity {capacity}, epoch {known['epoch']}, {known['slots']} slots, "
+            f"{known['evictions']} evictions",
             err=True,
         )

@@ -1,4 +1,5 @@
-"""The wire: the control plane over gRPC (`channel`, stubs in `_pb`), and the frames of the write channel.
+"""The wire: the control plane (gRPC; `channel`, stubs in `_pb`), the write channel's frames.
 
-`_pb` is generated from `protos/` by `.ci/generate` and committed; `.ci/generate --check` finds a difference.
+`_pb` is generated from `protos/` by `.ci/generate` and committed; `.ci/generate --check` finds a
+difference.
 """

@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class Unavailable(Exception):
-    """No server answers: the socket is missing, refuses, or the connection broke. Trying again later can help."""
+    """No server answers: the socket is missing, refuses, or broke. Trying again later can help."""
 
 
 class Reason(enum.Enum):
@@ -100,7 +100,8 @@ class Resumed:
         session_id: its number.
         secret: as `AttachReply` gave it.
         pool_id: of the pool it belongs to.
-        live_requests: requests of the write channel that are still being written; all others are given back.
+        live_requests: requests of the write channel that are still being written; all others are
+            given back.
     """
 
     session_id: int
@@ -112,7 +113,8 @@ class Resumed:
 class PoolChannel:
     """One connection to a node server; connects at the first call.
 
-    Every call takes a `Deadline` that covers connecting too, and raises `DeadlineExpired`, `Unavailable` or `Refused`.
+    Every call takes a `Deadline` that covers connecting too, and raises `DeadlineExpired`,
+    `Unavailable` or `Refused`.
 
     Args:
         root: directory of the server.

@@ -1,4 +1,4 @@
-"""What the control plane's bytes fields hold: columns of packed integers, secrets, proofs of credentials."""
+"""What the bytes fields of the control plane hold: packed integers, secrets, proofs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unpack_u64(column: bytes) -> tuple[int, ...]:
 
 
 def proof(access_key: str, nonce: bytes, access_id: str) -> bytes:
-    """Return HMAC-SHA256(access_key, nonce || access_id): shows that one has the key without sending it."""
+    """Return HMAC-SHA256(access_key, nonce || access_id): shows the key without sending it."""
     from Crypto.Hash import HMAC, SHA256  # only who uses credentials pays for the import
 
     return bytes(

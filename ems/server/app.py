@@ -1,10 +1,11 @@
 """`ems serve`: one process, one loop, one pool.
 
-    STARTING ──(first range prepared, sockets bound)──▶ SERVING ──SIGTERM──▶ DRAINING ──(no reservation, or 5 s)──▶ STOPPED
-                                                                        second signal: gone at once
+    STARTING ──(first range prepared, sockets bound)──▶ SERVING ──SIGTERM──▶ DRAINING
+                                                                                │ nothing reserved,
+      a second signal: gone at once                              STOPPED ◀──────┘ or 5 s
 
-Being gone at once is safe at any moment: everything that matters lies in shared memory, and the next server takes it
-over.
+Being gone at once is safe at any moment: everything that matters lies in shared memory, and the
+next server takes it over.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def run(config: ServerConfig) -> None:
             log = LogThread(config.log_level, config.log_format, config.log_dir)
         except OSError as error:
             raise RefusedToStart(
-                f"--log-dir {config.log_dir} cannot be used: {error.strerror or error}; choose another directory"
+                f"--log-dir {config.log_dir} cannot be used: {error.strerror or error}; choose "
+                "another directory"
             ) from None
         try:
             os.umask(0o777 & ~config.file_mode)
@@ -103,7 +105,8 @@ def _server_lock(config: ServerConfig) -> Iterator[None]:
             open_to_group(lock.fd, config.file_mode, config.gid)
         except OSError as error:
             raise RefusedToStart(
-                f"{path} cannot be opened to group {config.gid}: {error.strerror}; mount {config.root} with that group, "
+                f"{path} cannot be opened to group {config.gid}: {error.strerror}; mount "
+                f"{config.root} with that group, "
                 "or leave --group away"
             ) from None
         yield
@@ -118,7 +121,7 @@ class _Application:
         self._stopping = False  # the same for worker threads
 
     async def main(self) -> None:
-        """Start, serve, drain. Expected refusals leave as they are, not as a group of exceptions."""
+        """Start, serve, drain. A refusal leaves as it is, not as a group of exceptions."""
         refusal: RefusedToStart | None = None
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._watch_signals)
@@ -208,7 +211,9 @@ class _Serving:
             await self._drain()
             tasks.cancel_scope.cancel()
         self._pool.set_server_state(ServerState.STOPPED)
-        _log.info("stopped; the pool stays in %s (`ems purge` gives its memory back)", self._config.root)
+        _log.info(
+            "stopped; the pool stays in %s (`ems purge` gives its memory back)", self._config.root
+        )
 
     # ---- sockets ----
 
@@ -219,7 +224,8 @@ class _Serving:
         await self._writes.start(bind_unix_socket(write_path, self._config.file_mode))
         self._give_to_group(write_path)
         self._set_state(ServerState.SERVING)
-        # A socket that can be seen can be connected to, by everybody who may: it gets its name last.
+        # A socket that can be seen can be connected to, by everybody who may: it gets its name
+        # last.
         path = os.path.join(root, layout.SOCKET)
         unnamed = path + ".new"
         with contextlib.suppress(FileNotFoundError):
@@ -237,7 +243,7 @@ class _Serving:
         files.remove_sockets(self._config.root)
         self._set_state(ServerState.DRAINING)
         with anyio.move_on_after(DRAIN_S):
-            while self._pool.stats().reserved:
+            while self._pool.stats().reserved:  # noqa: ASYNC110 - other processes end it
                 await anyio.sleep(0.02)
         with anyio.move_on_after(CLOSE_S):
             await self._writes.close()
@@ -278,7 +284,7 @@ class _Serving:
         while True:
             await self._suspicion.wait()
             self._suspicion = anyio.Event()
-            while self._sessions.poll_suspects():
+            while self._sessions.poll_suspects():  # noqa: ASYNC110 - the kernel sends no event
                 await anyio.sleep(SUSPECT_POLL_S)
 
     def _disconnected(self, session_id: int) -> None:

@@ -1,7 +1,7 @@
 """What a node server is told: one table of settings, three sources, one frozen result.
 
-A setting is an option of `ems serve`, an environment variable and a key of the TOML file; the option wins over the
-environment, the environment over the file, the file over the default.
+A setting is an option of `ems serve`, an environment variable and a key of the TOML file; the
+option wins over the environment, the environment over the file, the file over the default.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONFIG_VARIABLE = "EMS_CONFIG"
 
 
 class ConfigError(Exception):
-    """A setting is wrong; the text says which, where it came from, and what would be right. Exit code 2."""
+    """A setting is wrong; the text says which, where it came from, and what would be right."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +42,10 @@ class ServerConfig:
 
     Args:
         root: directory of the pool, absolute.
-        capacity: bytes for blocks; None: what an existing pool has, else a share of the free memory.
-        entries: slots of the index; None: what an existing pool has, else one per 16 KiB of capacity.
+        capacity: bytes for blocks; None: what an existing pool has, else a share of the free
+            memory.
+        entries: slots of the index; None: what an existing pool has, else one per 16 KiB of
+            capacity.
         log_level: one of `LOG_LEVELS`.
         log_format: one of `LOG_FORMATS`.
         log_dir: directory for log files; None: standard error.
@@ -84,8 +86,9 @@ class Setting:
     Args:
         name: of the option (`--name`) and of the key in the file.
         field: of `ServerConfig`.
-        parse: turns what was found (a string; from the file also a number or a bool) into the value, given the name of
-            its source; `ValueError` says what would be right, `EmsException` the whole story.
+        parse: turns what was found (a string; from the file also a number or a bool) into the
+            value, given the name of its source; `ValueError` says what would be right,
+            `EmsException` the whole story.
         metavar: stands for the value in the help; None: a switch.
         help: for people, with the default.
     """
@@ -150,7 +153,7 @@ def _group(source: str, value: object) -> int:
     try:
         return grp.getgrnam(text).gr_gid
     except (KeyError, ValueError):
-        raise ValueError("there is no such group on this machine; give its name or number") from None
+        raise ValueError("there is no such group here; give its name or number") from None
 
 
 def _credentials(source: str, value: object) -> Mapping[str, str]:
@@ -168,22 +171,31 @@ def _credentials(source: str, value: object) -> Mapping[str, str]:
 
 
 SETTINGS = (
-    Setting("root", "root", check_root, "DIR", "Directory of the pool and its sockets, on a tmpfs. Default: /dev/shm/ems."),
+    Setting("root", "root", check_root, "DIR",
+            "Directory of the pool and its sockets, on a tmpfs. Default: /dev/shm/ems."),
     Setting("capacity", "capacity", _size, "SIZE",
-            "Bytes for blocks, such as 8GiB. Default: what the pool there has, else a quarter of the free memory."),
+            "Bytes for blocks, such as 8GiB. Default: what the pool there has, else a quarter of "
+            "the free memory."),
     Setting("entries", "entries", _entries, "N",
-            "How many blocks the index can hold. Default: one per 16 KiB of capacity, at least 1024; 80 bytes each."),
-    Setting("log-level", "log_level", _choice(*LOG_LEVELS), "LEVEL", "debug, info (default), warning or error."),
-    Setting("log-format", "log_format", _choice(*LOG_FORMATS), "FORMAT", "human (default), or json: an object a line."),
-    Setting("log-dir", "log_dir", _path, "DIR", "Write logs there (/var/log/ems, say) instead of to standard error."),
+            "How many blocks the index can hold, 80 bytes each. Default: one per 16 KiB of "
+            "capacity, at least 1024."),
+    Setting("log-level", "log_level", _choice(*LOG_LEVELS), "LEVEL",
+            "debug, info (default), warning or error."),
+    Setting("log-format", "log_format", _choice(*LOG_FORMATS), "FORMAT",
+            "human (default), or json: an object a line."),
+    Setting("log-dir", "log_dir", _path, "DIR",
+            "Write logs there (/var/log/ems, say) instead of to standard error."),
     Setting("data-dir", "data_dir", _path, "DIR",
-            "Keep the blocks there, on a hugetlbfs for example; everything else stays in the root."),
-    Setting("group", "gid", _group, "NAME", "Open the pool to this group too: files 0660, root 0770."),
+            "Keep the blocks there, on a hugetlbfs for example; the rest stays in the root."),
+    Setting("group", "gid", _group, "NAME",
+            "Open the pool to this group too: files 0660, root 0770."),
     Setting("recreate", "recreate", _switch, None,
             "Replace a pool that exists, and lose what is in it: the way to another capacity."),
-    Setting("verify", "verify", _switch, None, "Whether loads compare checksums. Default: they do."),
+    Setting("verify", "verify", _switch, None,
+            "Whether loads compare checksums. Default: they do."),
     Setting("credentials", "credentials", _credentials, "FILE",
-            'Serve only clients with these keys: a TOML file with "access-id" = "access-key" below [credentials].'),
+            'Serve only clients with these keys: a TOML file with "access-id" = "access-key" '
+            "below [credentials]."),
 )  # fmt: skip
 """In the order in which the help shows them."""
 

@@ -1,4 +1,4 @@
-"""The counters that clients keep in shared memory: a page per session, and the sum of those that ended on page 0."""
+"""The counters that clients keep in shared memory: a page a session, page 0 for ended ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CounterPages:
         page.clear()
 
     def fold_all_but(self, living: Collection[int]) -> None:
-        """Fold the pages of all sessions that are not open: those that ended while no server ran."""
+        """Fold the pages of sessions that are not open: they ended while no server ran."""
         for session_id in range(1, len(self._pages) + 1):
             if session_id not in living:
                 self.fold(session_id)

@@ -14,11 +14,11 @@ CHALLENGE_NS = 30 * 10**9
 
 
 class WrongCredentials(Exception):
-    """The text may be shown to the client: it says what to do, and not which half was wrong."""
+    """The text is for the client: it says what to do, and not which half was wrong."""
 
 
 class Authenticator:
-    """Hands out nonces and checks the proofs made of them. A nonce works once, and for half a minute.
+    """Hands out nonces and checks the proofs made of them; a nonce works once, for half a minute.
 
     Args:
         keys: access key by access id; None: nobody has to prove anything.
@@ -66,5 +66,6 @@ class Authenticator:
         expected = codec.proof(self._nobodys_key if key is None else key, nonce, access_id)
         if not codec.proofs_equal(expected, proof) or key is None:
             raise WrongCredentials(
-                f"the access_key does not belong to access_id {access_id[:64]!r}, or this server does not know that id"
+                f"the access_key does not belong to access_id {access_id[:64]!r}, or this server "
+                "does not know that id"
             )

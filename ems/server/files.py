@@ -1,7 +1,7 @@
-"""The directory of a pool: making it, checking its room, taking an old pool down. Everything happens under `server.lock`.
+"""The directory of a pool: made, checked for room, taken down. Everything under `server.lock`.
 
-    nothing ──create──▶ index.new ──rename──▶ a pool ──(RETIRED)──▶ index unlinked ──▶ nothing
-                           └── a server died: debris, removed by the next one
+A pool begins as `index.new`, exists once that is renamed to `index`, is retired, and ends when its
+index is unlinked. Whatever lies there without an index is debris of a server that died.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RefusedToStart(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """A living process that still uses a pool: its session, and its pid as it sees itself (0: not known)."""
+    """A living process that uses a pool: its session, its pid as it sees itself (0: unknown)."""
 
     session_id: int
     pid: int
@@ -75,24 +75,27 @@ def check_place(config: ServerConfig) -> None:
         raise RefusedToStart(f"--root {root} cannot be used: {error.strerror or error}") from None
     if system.hugetlb:
         raise RefusedToStart(
-            f"--root {root} lies on hugetlbfs, which has no sockets: keep the root on a tmpfs and give --data-dir {root}"
+            f"--root {root} lies on hugetlbfs, which has no sockets: keep the root on a tmpfs and "
+            f"give --data-dir {root}"
         )
     if not system.in_memory:
         raise RefusedToStart(
-            f"--root {root} lies on a disk file system: a pool is memory; choose a directory on a tmpfs, /dev/shm/ems say"
+            f"--root {root} lies on a disk file system: a pool is memory; choose a directory on a "
+            "tmpfs, /dev/shm/ems say"
         )
     if os.path.lexists(root) and not os.path.isdir(root):
         raise RefusedToStart(f"--root {root} is no directory; choose another root")
     if not os.access(there, os.W_OK | os.X_OK):
         raise RefusedToStart(
-            f"--root {root} is not writable for user {os.geteuid()}: change the owner or mode of {there}, or choose another root"
+            f"--root {root} is not writable for user {os.geteuid()}: change the owner or mode of "
+            f"{there}, or choose another root"
         )
     if config.data_dir is not None:
         _check_data_dir(config.data_dir)
 
 
 def make_root(config: ServerConfig) -> None:
-    """Make the root, or give the one that is there the mode it should have, where that is ours to do.
+    """Make the root, or give the one that is there the mode it should have, where that is possible.
 
     Raises:
         RefusedToStart: it cannot be made.
@@ -108,7 +111,8 @@ def make_root(config: ServerConfig) -> None:
         try:
             if not made and os.fstat(fd).st_mode & stat.S_ISVTX:
                 return  # a shared directory such as /dev/shm itself
-            # A mounted directory may allow neither chmod nor chown; its mode is then its mounter's business.
+            # A mounted directory may allow neither chmod nor chown; its mode is then its mounter's
+            # business.
             with contextlib.suppress(PermissionError):
                 open_to_group(fd, config.root_mode, config.gid)
         finally:
@@ -121,10 +125,12 @@ def _check_data_dir(data_dir: str) -> None:
     try:
         in_memory = file_system(data_dir).in_memory
     except OSError as error:
-        raise RefusedToStart(f"--data-dir {data_dir} cannot be used: {error.strerror or error}") from None
+        why = error.strerror or error
+        raise RefusedToStart(f"--data-dir {data_dir} cannot be used: {why}") from None
     if not in_memory:
         raise RefusedToStart(
-            f"--data-dir {data_dir} lies on a disk file system: give a directory on a hugetlbfs or a tmpfs"
+            f"--data-dir {data_dir} lies on a disk file system: give a directory on a hugetlbfs or "
+            "a tmpfs"
         )
     if not os.access(data_dir, os.W_OK | os.X_OK):
         raise RefusedToStart(f"--data-dir {data_dir} is not writable for user {os.geteuid()}")
@@ -171,7 +177,7 @@ def own_bytes(root: str) -> dict[int, int]:
 
 
 def remove_files(root: str) -> None:
-    """Unlink whatever there is of a pool, the index first. The sockets and `server.lock` are not of the pool."""
+    """Unlink whatever there is of a pool, the index first; not the sockets, not `server.lock`."""
     for name in layout.POOL_FILES:
         path = os.path.join(root, name)
         with contextlib.suppress(OSError):

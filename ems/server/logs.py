@@ -1,11 +1,12 @@
 """The server's log: lines for people or JSON objects, to standard error or to a file.
 
-Records are written by a thread of their own: a log that nobody reads (a full pipe, a slow disk) must not stop the event
-loop, which proves the server's life every 100 ms.
+Records are written by a thread of their own: a log that nobody reads (a full pipe, a slow disk)
+must not stop the event loop, which proves the server's life every 100 ms.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
@@ -29,7 +30,7 @@ class _JsonFormatter(logging.Formatter):
             "time": _timestamp(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),  # with the traceback, if there is one: the queue put it there
+            "message": record.getMessage(),  # the queue put the traceback, if any, into it
         }
         return json.dumps(line, ensure_ascii=False)
 
@@ -48,10 +49,8 @@ class _DroppingQueueHandler(logging.handlers.QueueHandler):
     """Loses records rather than wait for whoever reads them."""
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        try:
+        with contextlib.suppress(queue.Full):
             self.queue.put_nowait(record)
-        except queue.Full:
-            pass
 
 
 class LogThread:
@@ -86,7 +85,7 @@ class LogThread:
         self._listener.start()
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Write what is queued and end the thread; give up after a while when nobody takes the lines."""
+        """Write what is queued and end the thread; give up when nobody takes the lines."""
         self._logger.removeHandler(self._handler)
         stopper = threading.Thread(target=self._listener.stop, name="ems-log-stop", daemon=True)
         stopper.start()

@@ -1,8 +1,9 @@
 """Makes the data file fast to touch: huge pages where the kernel gives them.
 
-The file is allocated when the server starts (so nothing can fail later), but in 4 KiB pages, which cost every process a
-page fault each. Collapsing them into huge pages takes seconds per GiB and stalls whoever uses the range: it happens in
-steps, in a worker thread, and only ahead of what the pool hands out.
+The file is allocated when the server starts (so nothing can fail later), but in 4 KiB pages, which
+cost every process a page fault each. Collapsing them into huge pages takes seconds per GiB and
+stalls whoever uses the range: it happens in steps, in a worker thread, and only ahead of what the
+pool hands out.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Preparation:
         return self._ready >= self._nbytes
 
     async def step(self) -> bool:
-        """Prepare the next range; True while there is more. Takes a fraction of a second in a worker thread."""
+        """Prepare the next range, some 0.2 s in a worker thread; True while there is more."""
         if self.done:
             return False
         nbytes = min(STEP_BYTES, self._nbytes - self._ready)

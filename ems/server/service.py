@@ -1,4 +1,4 @@
-"""The control plane's answers. Each handler is a few lines over the sessions and the pool; none of them waits."""
+"""The answers of the control plane: a few lines each over sessions and pool; none of them waits."""
 
 from __future__ import annotations
 
@@ -181,6 +181,8 @@ def _check_versions(request: AttachRequest) -> None:
     if theirs != ours:
         raise GRPCError(
             Status.FAILED_PRECONDITION,
-            f"client {request.client_version or '?'} speaks ABI {theirs[0]} and memory layout {theirs[1]}, "
-            f"this server {ems.__version__} ABI {ours[0]} and layout {ours[1]}: install the same version of ems on both sides",
+            f"client {request.client_version or '?'} speaks ABI {theirs[0]} and memory layout "
+            f"{theirs[1]}, "
+            f"this server {ems.__version__} ABI {ours[0]} and layout {ours[1]}: install the same "
+            "version of ems on both sides",
         )

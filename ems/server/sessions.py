@@ -1,10 +1,12 @@
 """Who is attached, and the proof that somebody is gone.
 
-    attach ──▶ OPEN ──(its lock was seen)──▶ LIVING ──(its lock is free)──▶ closed: reservations back, counters folded
-                 └──(never locked within 30 s: it never was granted anything)──▶ closed
+    attach ──▶ OPEN ──(its lock was seen)──▶ LIVING ──(its lock is free)──▶ closed
+                 └──(not locked within 30 s: it was never granted anything)───┘
 
-The end of a connection proves nothing: it only makes the server look at the lock soon and often. A timer never decides
-that memory may be reused; the kernel does, when it gives up the lock.
+A session that is closed gives its reservations back, and its counters go to the totals.
+
+The end of a connection proves nothing: it only makes the server look at the lock soon and often. A
+timer never decides that memory may be reused; the kernel does, when it gives up the lock.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ UNLOCKED_GRACE_NS = 30 * 10**9
 """How long an attached client may take to lock its byte. Without the lock it is granted nothing."""
 
 SUSPECT_NS = 2 * 10**9
-"""How long a session is looked at every few milliseconds after its connection ended; then the slow poll has it."""
+"""How long a lock is looked at often after a connection ended; then the slow poll has it."""
 
 
 class NoSuchSession(Exception):
@@ -49,8 +51,8 @@ class Sessions:
         pool: keeps the session table.
         held: asks the kernel whether a living process holds a session's lock.
         pages: the counters that clients write.
-        drop: called before a session is closed; ends its write-channel connections, so that frames that a dead client
-            left in its socket never act for the next owner of the number.
+        drop: called before a session is closed; ends its write-channel connections, so that frames
+            that a dead client left in its socket never act for the next owner of the number.
         now_ns: the clock.
     """
 
@@ -81,7 +83,8 @@ class Sessions:
         """
         secret = secrets.token_bytes(SECRET_BYTES)
         now_ns = self._now_ns()
-        # A byte that a straggler of an ended session still holds would hide the death of its next owner.
+        # A byte that a straggler of an ended session still holds would hide the death of its next
+        # owner.
         session_id = self._pool.open_session(
             pid, secret_hash(secret), now_ns, lambda byte: not self._held(byte)
         )
@@ -101,7 +104,7 @@ class Sessions:
         _log.info("session %d is back, %d requests under way", session_id, len(live_requests))
 
     def authorize(self, session_id: int, secret: bytes) -> bool:
-        """Whether a write channel may be opened: the secret is right, and a living process holds the lock."""
+        """Whether it may write: the secret is right, and a living process holds the lock."""
         try:
             self._check(session_id, secret)
         except NoSuchSession:
@@ -118,7 +121,7 @@ class Sessions:
             NoSuchSession: see there.
         """
         self._check(session_id, secret)
-        self._living.add(session_id)  # whether the lock was seen or not, it will not be taken any more
+        self._living.add(session_id)  # seen or not, the lock will not be taken any more
         self.suspect(session_id)
 
     def suspect(self, session_id: int) -> None:

@@ -1,4 +1,4 @@
-"""One pool with its mapped files: an existing one taken over, or a new one made. Blocking; runs in a worker thread."""
+"""One pool with its mapped files, taken over or made new. Blocking; runs in a worker thread."""
 
 from __future__ import annotations
 
@@ -92,11 +92,13 @@ def open_store(config: ServerConfig, going: Callable[[], bool]) -> Store:
         return _create(config, going)
     if head is None:
         raise RefusedToStart(
-            f"{root} holds a file `{layout.INDEX}` that is no pool; --recreate replaces it, `ems purge` removes it"
+            f"{root} holds a file `{layout.INDEX}` that is no pool; --recreate replaces it, `ems "
+            "purge` removes it"
         )
     if head.layout_version != LAYOUT["LAYOUT_VERSION"]:
         raise RefusedToStart(
-            f"the pool in {root} has memory layout {head.layout_version}, this server knows {LAYOUT['LAYOUT_VERSION']}: "
+            f"the pool in {root} has memory layout {head.layout_version}, this server knows "
+            f"{LAYOUT['LAYOUT_VERSION']}: "
             "start the version of ems that made it, or replace it with --recreate"
         )
     return _recover(config)
@@ -149,7 +151,8 @@ def _create(config: ServerConfig, going: Callable[[], bool]) -> Store:
         except OSError as error:
             space = read_space(data_dir)
             raise RefusedToStart(
-                f"the pool of {format_size(sizes.total_bytes)} cannot be allocated in {error.filename or data_dir}: "
+                f"the pool of {format_size(sizes.total_bytes)} cannot be allocated in "
+                f"{error.filename or data_dir}: "
                 f"{error.strerror}; there are {space}"
             ) from None
         pool = Pool.format(index.address, recency.address, sizes, pool_id, os.getpid(), 0)
@@ -175,7 +178,8 @@ def check_room(config: ServerConfig) -> Geometry:
     space = files.shortage(_demands(config, sizes))
     if space is not None:
         raise RefusedToStart(
-            f"capacity {format_size(sizes.capacity)} is too much for {config.data_dir or config.root}: "
+            f"capacity {format_size(sizes.capacity)} is too much for "
+            f"{config.data_dir or config.root}: "
             f"{files.needs(sizes.total_bytes, space)}; give a smaller --capacity"
         )
     return sizes
@@ -184,7 +188,8 @@ def check_room(config: ServerConfig) -> Geometry:
 def _sizes_of_new(config: ServerConfig) -> Geometry:
     capacity = config.capacity
     if capacity is None:
-        capacity = read_space(config.data_dir or files.nearest(config.root)).least // DEFAULT_SHARE
+        place = config.data_dir or files.nearest(config.root)
+        capacity = read_space(place).least // DEFAULT_SHARE
         capacity = max(capacity - capacity % HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)
     entries = config.entries or max(MIN_DEFAULT_ENTRIES, capacity // BYTES_PER_ENTRY)
     try:
@@ -246,9 +251,7 @@ def _recover(config: ServerConfig) -> Store:
                 _open_path_to_group(part.path, config)
             locks = _open_locks(config)
             undo.callback(locks.close)
-            pool = Pool.recover(
-                index.address, recency.address, sizes, os.getpid(), locks.is_held
-            )
+            pool = Pool.recover(index.address, recency.address, sizes, os.getpid(), locks.is_held)
         except (OSError, ValueError) as error:
             raise RefusedToStart(
                 f"the pool in {root} cannot be served: {error}; --recreate replaces it"
@@ -269,19 +272,23 @@ def _check_same(config: ServerConfig, sizes: Geometry) -> None:
     """An existing pool keeps its size and its place."""
     if config.capacity is not None and _whole_pages(config.capacity) != sizes.capacity:
         raise RefusedToStart(
-            f"the pool in {config.root} has a capacity of {format_size(sizes.capacity)}, not {format_size(config.capacity)}: "
-            "leave --capacity away to serve it as it is, or add --recreate to replace it and lose its blocks"
+            f"the pool in {config.root} has a capacity of {format_size(sizes.capacity)}, not "
+            f"{format_size(config.capacity)}: "
+            "leave --capacity away to serve it as it is, or add --recreate to replace it and lose "
+            "its blocks"
         )
     if config.entries is not None and geometry(sizes.capacity, config.entries) != sizes:
         raise RefusedToStart(
             f"the pool in {config.root} has room for {sizes.slots} blocks, not {config.entries}: "
-            "leave --entries away to serve it as it is, or add --recreate to replace it and lose its blocks"
+            "leave --entries away to serve it as it is, or add --recreate to replace it and lose "
+            "its blocks"
         )
     folder = os.path.dirname(os.path.realpath(os.path.join(config.root, layout.DATA)))
     if config.data_dir is not None and os.path.realpath(config.data_dir) != folder:
         raise RefusedToStart(
             f"the data of the pool in {config.root} lies in {folder}, not in {config.data_dir}: "
-            "leave --data-dir away to serve it as it is, or add --recreate to replace it and lose its blocks"
+            "leave --data-dir away to serve it as it is, or add --recreate to replace it and lose "
+            "its blocks"
         )
 
 
@@ -299,8 +306,8 @@ def _open_path_to_group(path: str, config: ServerConfig) -> None:
 def _take_down(config: ServerConfig, going: Callable[[], bool]) -> None:
     """Retire the pool that is there and unlink it, if its successor will find room.
 
-    Who still maps it keeps its memory until it lets go. So either there is room for both, or everybody has to leave
-    first; when somebody stays, nothing has changed.
+    Who still maps it keeps its memory until it lets go. So either there is room for both, or
+    everybody has to leave first; when somebody stays, nothing has changed.
     """
     root = config.root
     head = _read_head(root)
@@ -312,7 +319,8 @@ def _take_down(config: ServerConfig, going: Callable[[], bool]) -> None:
         space = files.shortage(demands, own)
         if space is not None:
             raise RefusedToStart(
-                f"capacity {format_size(sizes.capacity)} is too much for {config.data_dir or root}, even without the pool that "
+                f"capacity {format_size(sizes.capacity)} is too much for "
+                f"{config.data_dir or root}, even without the pool that "
                 f"is there: {files.needs(sizes.total_bytes, space)}; give a smaller --capacity"
             )
     with contextlib.ExitStack() as undo:
@@ -323,8 +331,10 @@ def _take_down(config: ServerConfig, going: Callable[[], bool]) -> None:
             holders = _wait_for_holders(root, going)
             if holders:
                 raise RefusedToStart(
-                    f"the pool in {root} cannot be replaced: its {format_size(sum(own.values()))} are still used by "
-                    f"{files.named(holders)}, and memory does not suffice for both ({read_space(root)}); "
+                    f"the pool in {root} cannot be replaced: its {format_size(sum(own.values()))} "
+                    "are still used by "
+                    f"{files.named(holders)}, and memory does not suffice for both "
+                    f"({read_space(root)}); "
                     "stop them first, or give a smaller --capacity"
                 )
         undo.pop_all()

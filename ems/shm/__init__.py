@@ -1,1 +1,1 @@
-"""Shared memory: the files of a pool, the mapped segments, the locks that prove who lives, the room there is."""
+"""Shared memory: a pool's files, mapped segments, locks that prove who lives, the room there is."""

@@ -1,6 +1,7 @@
-"""What lies in a pool's directory, and the 64 bytes at the head of each file that every version can read.
+"""What lies in a pool's directory, and the head of each file that every version can read.
 
-The formats behind that head are defined once, in `ems_native/csrc/layout.h`; their numbers are `LAYOUT` here.
+The formats behind that head are defined once, in `ems_native/csrc/layout.h`; their numbers are
+`LAYOUT` here.
 
     <root>/server.lock     held by the server; never unlinked; holds its pid as text
            sessions.lock   a byte per session, held by its client

@@ -1,9 +1,10 @@
 """Locks that prove who lives: the kernel gives them up when, and only when, their holder is gone.
 
-Open-file-description locks (`F_OFD_SETLK`) belong to an open file, not to a process: closing another descriptor of the
-same file does not drop them, they work across containers and pid namespaces, and a thread is as good as a process. They
-are inherited by `fork`, so each descriptor is closed in the child at once; a child that kept it would outlive its
-parent in the eyes of the server.
+Open-file-description locks (`F_OFD_SETLK`) belong to an open file, not to a process: closing
+another descriptor of the same file does not drop them, they work across containers and pid
+namespaces, and a thread is as good as a process. They are inherited by `fork`, so each descriptor
+is closed in the child at once; a child that kept it would outlive its parent in the eyes of the
+server.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _set_lock(fd: int, kind: int, start: int) -> bool:
 
 
 def _is_locked(fd: int, start: int, count: int) -> bool:
-    """Whether anybody else holds a lock on one of the bytes (a test for a write lock: it meets every other one)."""
+    """Whether anybody else holds a lock on one of the bytes (a write lock would meet any other)."""
     request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, count, 0)
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, request)
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
@@ -92,7 +93,7 @@ class LivenessLock:
         return self._descriptor.fd >= 0
 
     def close(self) -> None:
-        """Give the byte up: from here on the server may hand this session's reservations to others. Idempotent."""
+        """Give the byte up: the server may give the session's reservations away. Idempotent."""
         self._descriptor.close()
 
 
@@ -149,7 +150,9 @@ class Held(Exception):
 
 
 class ServerLock:
-    """One server per root: holds byte 0 of `server.lock`, a file that is never unlinked (or two could hold "it").
+    """One server per root: holds byte 0 of `server.lock`.
+
+    The file is never unlinked, or two could hold "it".
 
     Args:
         path: of `server.lock`; it is made when missing.
@@ -191,7 +194,7 @@ class ServerLock:
 
 
 def server_pid(path: str) -> int | None:
-    """Return the pid in `server.lock` if somebody holds it (0 when it is not written yet), else None.
+    """Return the pid in `server.lock` if somebody holds it (0: not written yet), else None.
 
     Raises:
         OSError: the file is there and cannot be opened.

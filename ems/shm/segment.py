@@ -19,10 +19,11 @@ class AllocationStopped(Exception):
 
 
 class Segment:
-    """A shared mapping of a whole file, at a 2 MiB boundary, absent in forked children and core dumps.
+    """A shared mapping of a whole file, 2 MiB aligned, absent in forked children and core dumps.
 
-    The file never changes its size while it exists, and all of it is allocated before anybody maps it: an access can
-    not raise SIGBUS. `close()` is for the owner, once nobody uses the address any more.
+    The file never changes its size while it exists, and all of it is allocated before anybody maps
+    it: an access cannot raise SIGBUS. `close()` is for the owner, once nobody uses the address any
+    more.
     """
 
     def __init__(self, path: str, fd: int, nbytes: int, *, writable: bool) -> None:
@@ -105,8 +106,8 @@ class Segment:
 def open_to_group(fd: int, mode: int, gid: int | None) -> None:
     """Give an open file its group and its mode, whatever the umask was.
 
-    Some mounted directories allow neither: that is all right where owner (and group, if one was asked for) can read and
-    write all the same.
+    Some mounted directories allow neither: that is all right where owner (and group, if one was
+    asked for) can read and write all the same.
 
     Raises:
         OSError: the file cannot be used as `mode` says.

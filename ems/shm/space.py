@@ -1,8 +1,8 @@
 """How much memory a pool may take: the least of what three parties have left.
 
-`statvfs` of a tmpfs promises up to half of the machine's memory whether or not it is there, the kernel's MemAvailable
-knows nothing of the container, and a container's limit nothing of the file system. So all are asked, and the smallest
-answer counts.
+`statvfs` of a tmpfs promises up to half of the machine's memory whether or not it is there, the
+kernel's MemAvailable knows nothing of the container, and a container's limit nothing of the file
+system. So all are asked, and the smallest answer counts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Space:
         return max(0, min([self.fs_free, *others]))
 
     def plus(self, fs_bytes: int, memory_bytes: int) -> Space:
-        """Return the space there is once so much of ours is given back, in the file system and of the memory."""
+        """Return the space once so much is given back: on this file system, and altogether."""
         return Space(
             self.fs_free + fs_bytes,
             None if self.mem_available is None else self.mem_available + memory_bytes,
@@ -101,8 +101,8 @@ def read_space(path: str, *, system_root: str = "/") -> Space:
     where = os.statvfs(path)
     fs_free = where.f_bavail * where.f_frsize
     if file_system(path).hugetlb:
-        # Those pages left MemAvailable and the cgroup's account when they were reserved. A mount without a size
-        # reports zero blocks: the free pages are the only limit then.
+        # Those pages left MemAvailable and the cgroup's account when they were reserved. A mount
+        # without a size reports zero blocks: the free pages are the only limit then.
         pages = _free_huge_bytes(where.f_bsize, system_root)
         return Space(min(fs_free, pages) if where.f_blocks else pages, None, None)
     if not where.f_blocks:  # a tmpfs without a size (`size=0`), or ramfs: memory is the limit
@@ -134,7 +134,8 @@ def _cgroups_left(system_root: str) -> Iterator[int]:
         if group is None:
             continue
         top = os.path.join(system_root, mount_point.lstrip("/"))
-        # The mount may show a subtree only (a container's): what lies above is nobody's business here.
+        # The mount may show a subtree only (a container's): what lies above is nobody's business
+        # here.
         inside = os.path.relpath(group, mount_root) if group.startswith(mount_root) else "."
         folder = os.path.normpath(os.path.join(top, "." if inside.startswith("..") else inside))
         while True:
@@ -147,7 +148,7 @@ def _cgroups_left(system_root: str) -> Iterator[int]:
 
 
 def _own_groups(system_root: str) -> Iterator[tuple[int, str]]:
-    """Yield (version, path) of the process's memory cgroups from lines like `4:memory:/a/b` and `0::/a/b`."""
+    """Yield (version, path) of the own memory cgroups from lines like `4:memory:/a` and `0::/a`."""
     for line in _lines(os.path.join(system_root, "proc/self/cgroup")):
         number, controllers, group = line.split(":", 2)
         if number == "0" and not controllers:
@@ -157,7 +158,7 @@ def _own_groups(system_root: str) -> Iterator[tuple[int, str]]:
 
 
 def _mounts(system_root: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (version, mount point, root of the mount inside the hierarchy) of each cgroup mount that counts memory."""
+    """Yield (version, mount point, root of the mount) of each cgroup mount that counts memory."""
     for line in _lines(os.path.join(system_root, "proc/self/mountinfo")):
         left, separator, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
@@ -183,7 +184,8 @@ def _group_left(folder: str, version: int) -> int | None:
     known = [limit for limit in limits if limit is not None and limit < _UNLIMITED_BYTES]
     if not known or usage is None:
         return None
-    # Page cache counts as usage and goes away when memory is asked for; this is what container run-times subtract too.
+    # Page cache counts as usage and goes away when memory is asked for; this is what container
+    # run-times subtract too.
     cache = 0
     for line in _lines(os.path.join(folder, "memory.stat")):
         name, _, value = line.partition(" ")
