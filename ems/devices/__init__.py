@@ -1,0 +1,3 @@
+"""Where callers' memory lies: one back end per kind of device, found by name."""
+
+from __future__ import annotations

@@ -1,0 +1,88 @@
+"""The seam to a kind of device: how bytes travel between its memory and the pool.
+
+A back end is one module that has a `make_device()`; `ems.devices.registry` finds it by name and
+imports it only when it is asked for. `tests/contract` holds the suite that each must pass.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ems_native._copy import CancelFlag, Spans
+
+__all__ = ["CopyEnd", "Device", "DeviceError"]
+
+
+class DeviceError(Exception):
+    """Access to device memory failed. Callers of EMS see `EMS_INTERNAL_ERROR`."""
+
+
+class CopyEnd(enum.IntEnum):
+    """Why a copy stopped at a key."""
+
+    DONE = 0
+    DEADLINE = 1
+    CANCELLED = 2
+    CHECKSUM = 3
+
+
+class Device(Protocol):
+    """Copies of one batch, run in any thread; must not hold the GIL while they copy.
+
+    Both return only when the copy has really ended, streams of the device included: from then on
+    not one byte of either side is touched. They look at the cancel flag and the deadline at least
+    every 4 MiB. They return the first key that is not completely done, and a `CopyEnd`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name in the registry."""
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Prepare a mapping of the pool for copies; it stays until `unregister`."""
+
+    def unregister(self, address: int, nbytes: int) -> None:
+        """Undo `register`; after it the device does not touch the mapping any more."""
+
+    def copy_in(
+        self,
+        spans: Spans,
+        first: int,
+        count: int,
+        base: int,
+        places: bytearray,
+        cancel: CancelFlag | None,
+        deadline_ns: int,
+        mask: bytes | None = None,
+    ) -> tuple[int, int]:
+        """Copy keys `first` to `first + count` into the pool and note their checksums in `places`.
+
+        Args:
+            spans: the callers' memory.
+            first: first key.
+            count: number of keys.
+            base: address that the offsets in `places` count from.
+            places: 40 bytes a key, from key 0 on.
+            cancel: looked at while copying.
+            deadline_ns: on CLOCK_MONOTONIC, 0 for none.
+            mask: a byte a key, from key 0 on; keys with 0 are left out.
+        """
+
+    def copy_out(
+        self,
+        spans: Spans,
+        first: int,
+        count: int,
+        base: int,
+        places: bytearray,
+        cancel: CancelFlag | None,
+        deadline_ns: int,
+        verify: bool,
+    ) -> tuple[int, int]:
+        """Copy keys `first` to `first + count` out of the pool.
+
+        With `verify` the checksum of what was copied is compared, and `CopyEnd.CHECKSUM` reported
+        with the first key whose bytes differ from it.
+        """
