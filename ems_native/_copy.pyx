@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
 """Copies between callers' memory and the pool, with the checksum made on the way.
 
-Everything that can be wrong is checked while the GIL is held; then one block without it per batch. Addresses are trusted:
-that a mapping or a buffer is alive is the business of the caller (``Spans`` keeps its wrappers, and they their objects).
+Everything that can be wrong is checked while the GIL is held; then one block without it per batch.
+Addresses are trusted: that a mapping or a buffer is alive is the business of the caller (``Spans``
+keeps its wrappers, and they their objects).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
-from cpython.bytearray cimport PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
@@ -45,10 +45,12 @@ cdef extern from "copy.h" nogil:
         uint64_t deadline_ns
 
     const char *ems_copy_setup(const char *name)
-    size_t ems_copy_in(const ems_spans *spans, size_t first, size_t count, unsigned char *base, ems_place *places,
-                       const unsigned char *mask, const ems_copy_limits *limits, int *reason)
-    size_t ems_copy_out(const ems_spans *spans, size_t first, size_t count, const unsigned char *base,
-                        const ems_place *places, int verify, const ems_copy_limits *limits, int *reason)
+    size_t ems_copy_in(const ems_spans *spans, size_t first, size_t count, unsigned char *base,
+                       ems_place *places, const unsigned char *mask,
+                       const ems_copy_limits *limits, int *reason)
+    size_t ems_copy_out(const ems_spans *spans, size_t first, size_t count,
+                        const unsigned char *base, const ems_place *places, int verify,
+                        const ems_copy_limits *limits, int *reason)
     uint64_t ems_checksum(const void *source, size_t nbytes)
     void ems_stream_copy(void *target, const void *source, size_t nbytes)
 
@@ -75,13 +77,13 @@ cdef str _implementation = ""
 
 
 def set_argument_error(factory):
-    """Let ``factory(text)`` make the exceptions that wrong arguments of callers raise; ``ValueError`` until then."""
+    """Let ``factory(text)`` make what wrong arguments raise; ``ValueError`` until then."""
     global _argument_error
     _argument_error = factory
 
 
 def _select(name=None):
-    """Choose the inner loops by name, or the best for this CPU; for tests and benchmarks, while nothing is copied."""
+    """Choose the inner loops by name, or the best of this CPU; for tests, with no copy running."""
     global _implementation
     cdef bytes encoded
     cdef const char *chosen
@@ -142,15 +144,16 @@ cdef class KvBufferWrapper:
     """One contiguous range of memory: a part of a value, or all of it.
 
     Args:
-        data_ptr: address of the first byte, an int above 0, or the bound method that returns it (``tensor.data_ptr``,
-            which is called at once and keeps its tensor alive as long as the wrapper lives).
+        data_ptr: address of the first byte, an int above 0, or the bound method that returns it
+            (``tensor.data_ptr``, which is called at once and keeps its tensor alive as long as the
+            wrapper lives).
         length: size in bytes, an int above 0.
 
     Raises:
         EmsException: ``EMS_INVALID_ARGUMENT``, naming the argument, its value and the limit.
 
-    An address is trusted: the memory must stay valid until the calls that use the wrapper have ended. Immutable, so
-    safe to share between threads and calls.
+    An address is trusted: the memory must stay valid until the calls that use the wrapper have
+    ended. Immutable, so safe to share between threads and calls.
     """
 
     cdef readonly uint64_t data_ptr
@@ -170,25 +173,28 @@ cdef class KvBufferWrapper:
             try:
                 data_ptr = data_ptr()
             except Exception as error:
-                raise _argument_error(f"data_ptr() failed: {type(error).__name__}: {error}") from error
+                raise _argument_error(f"data_ptr() failed with {type(error).__name__}") from error
             address = _positive(data_ptr, "data_ptr()")
         else:
             address = _positive(data_ptr, "data_ptr")
         self.length = _positive(length, "length")
         if address > LIMIT - self.length:
-            raise _argument_error(f"data_ptr {address:#x} plus length {self.length} is beyond 2**63")
+            raise _argument_error(
+                f"data_ptr {address:#x} plus length {self.length} is beyond 2**63"
+            )
         self._owner = owner
         self.data_ptr = address
 
     @classmethod
     def from_buffer(cls, obj):
-        """Wrap anything contiguous with the buffer protocol (bytes, bytearray, memoryview, array, mmap, numpy array).
+        """Wrap anything contiguous with the buffer protocol: bytes, array, mmap, numpy array, …
 
-        The buffer is held until the wrapper is gone, so it can neither be freed nor resized before. A read-only one can
-        be saved but not loaded into.
+        The buffer is held until the wrapper is gone, so it can neither be freed nor resized before.
+        A read-only one can be saved but not loaded into.
 
         Raises:
-            EmsException: ``EMS_INVALID_ARGUMENT`` if ``obj`` has no buffer, or one that is empty or not contiguous.
+            EmsException: ``EMS_INVALID_ARGUMENT`` if ``obj`` has no buffer, or one that is empty or
+                not contiguous.
         """
         cdef KvBufferWrapper self = cls.__new__(cls)
         try:
@@ -200,7 +206,9 @@ cdef class KvBufferWrapper:
             ) from error
         self._exported = True
         if self._view.len == 0:
-            raise _argument_error(f"obj is an empty buffer ({_kind(obj)}), must have at least one byte")
+            raise _argument_error(
+                f"obj is an empty buffer ({_kind(obj)}), must have at least one byte"
+            )
         self.length = <uint64_t>self._view.len
         self.readonly = self._view.readonly
         self.data_ptr = <uintptr_t>self._view.buf
@@ -211,7 +219,9 @@ cdef class KvBufferWrapper:
             PyBuffer_Release(&self._view)
 
     def __reduce__(self):
-        raise _argument_error("a KvBufferWrapper holds an address of this process and cannot be pickled or copied")
+        raise _argument_error(
+            "a KvBufferWrapper holds an address of this process: it cannot be pickled or copied"
+        )
 
     def __repr__(self):
         return f"{type(self).__name__}(data_ptr={self.data_ptr:#x}, length={self.length})"
@@ -241,14 +251,20 @@ cdef class Spans:
         cdef Spans self = Spans.__new__(Spans)
         cdef Py_ssize_t nkeys, npieces = 0, k
         if not isinstance(value_list, (list, tuple)):
-            raise _argument_error(f"value_list is {_kind(value_list)}, must be a list of lists of KvBufferWrapper")
+            raise _argument_error(
+                f"value_list is {_kind(value_list)}, must be a list of lists of KvBufferWrapper"
+            )
         nkeys = len(value_list)
         for k in range(nkeys):
             value = value_list[k]
             if not isinstance(value, (list, tuple)):
-                raise _argument_error(f"value_list[{k}] is {_kind(value)}, must be a list of KvBufferWrapper")
+                raise _argument_error(
+                    f"value_list[{k}] is {_kind(value)}, must be a list of KvBufferWrapper"
+                )
             if not value:
-                raise _argument_error(f"value_list[{k}] is empty, must have at least one KvBufferWrapper")
+                raise _argument_error(
+                    f"value_list[{k}] is empty, must have at least one KvBufferWrapper"
+                )
             npieces += len(value)
         self._allocate(nkeys, npieces)
         self._fill(value_list)
@@ -269,7 +285,8 @@ cdef class Spans:
         return 0
 
     cdef int _fill(self, value_list) except -1:
-        # Nothing in here runs Python code unless it fails, but the allocations before could have: sizes are checked again.
+        # Nothing in here runs Python code unless it fails, but the allocations before could have
+        # (a garbage collection): sizes are checked again.
         cdef uint64_t *lengths = <uint64_t *>self._c.lengths
         cdef list wrappers = self._wrappers
         cdef Py_ssize_t nkeys = self._c.nkeys, npieces = self.npieces, at = 0, k, j, n
@@ -287,10 +304,14 @@ cdef class Spans:
             for j in range(n):
                 piece = (<list>value)[j] if isinstance(value, list) else (<tuple>value)[j]
                 if not isinstance(piece, KvBufferWrapper):
-                    raise _argument_error(f"value_list[{k}][{j}] is {_kind(piece)}, must be a KvBufferWrapper")
+                    raise _argument_error(
+                        f"value_list[{k}][{j}] is {_kind(piece)}, must be a KvBufferWrapper"
+                    )
                 wrapper = <KvBufferWrapper>piece
                 if wrapper.data_ptr == 0:
-                    raise _argument_error(f"value_list[{k}][{j}] was never initialised: call KvBufferWrapper.__init__")
+                    raise _argument_error(
+                        f"value_list[{k}][{j}] was never initialised: call KvBufferWrapper.__init__"
+                    )
                 self._pieces[at].address = wrapper.data_ptr
                 self._pieces[at].nbytes = wrapper.length
                 if wrapper.readonly:
@@ -341,7 +362,10 @@ cdef class Spans:
         """Return ``[(address, nbytes), …]`` of key ``k``."""
         cdef uint64_t i
         self.length_of(k)
-        return [(self._pieces[i].address, self._pieces[i].nbytes) for i in range(self._first[k], self._first[k + 1])]
+        return [
+            (self._pieces[i].address, self._pieces[i].nbytes)
+            for i in range(self._first[k], self._first[k + 1])
+        ]
 
     def __reduce__(self):
         raise TypeError("Spans hold addresses of this process")
@@ -370,23 +394,25 @@ cdef ems_place *_check_batch(Spans spans, Py_ssize_t first, Py_ssize_t count, Py
     if first < 0 or count < 0 or first > <Py_ssize_t>spans._c.nkeys - count:
         raise ValueError(f"keys {first} to {first + count} of {spans._c.nkeys}")
     if view.len < (first + count) * 40:
-        raise ValueError(f"places has {view.len} bytes, {first + count} keys need {(first + count) * 40}")
+        raise ValueError(
+            f"places has {view.len} bytes, {first + count} keys need {(first + count) * 40}"
+        )
     if <uintptr_t>places % 8:
         raise ValueError("places is not aligned to 8 bytes")
     for k in range(first, first + count):
         if (mask is NULL or mask[k]) and places[k].length != spans._c.lengths[k]:
-            raise ValueError(
-                f"key {k} has {spans._c.lengths[k]} bytes, its place {places[k].length}"
-            )
+            have, room = spans._c.lengths[k], places[k].length
+            raise ValueError(f"key {k} has {have} bytes, its place {room}")
     return places
 
 
-def copy_in(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t base, bytearray places not None,
-            CancelFlag cancel, uint64_t deadline_ns, bytes mask=None):
-    """Copy the pieces of ``count`` keys into their places behind ``base`` and write the checksums into ``places``.
+def copy_in(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t base,
+            bytearray places not None, CancelFlag cancel, uint64_t deadline_ns, bytes mask=None):
+    """Copy the pieces of ``count`` keys into their places behind ``base``.
 
-    Keys with ``mask[k] == 0`` are left out. Returns the next key that is not completely done and why: 0 all done,
-    1 the deadline (CLOCK_MONOTONIC ns, 0 = none) passed, 2 cancelled. The GIL is released.
+    The checksums are written into ``places``. Keys with ``mask[k] == 0`` are left out. Returns the
+    next key that is not completely done and why: 0 all done, 1 the deadline (CLOCK_MONOTONIC ns,
+    0 = none) passed, 2 cancelled. The GIL is released.
     """
     cdef const unsigned char *chosen = NULL
     cdef ems_copy_limits limits
@@ -404,18 +430,21 @@ def copy_in(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t 
     try:
         target = _check_batch(spans, first, count, &view, chosen)
         with nogil:
-            key = ems_copy_in(&spans._c, first, count, <unsigned char *>base, target, chosen, &limits, &reason)
+            key = ems_copy_in(
+                &spans._c, first, count, <unsigned char *>base, target, chosen, &limits, &reason
+            )
     finally:
         PyBuffer_Release(&view)
     return key, reason
 
 
-def copy_out(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t base, bytearray places not None,
-             CancelFlag cancel, uint64_t deadline_ns, bint verify):
+def copy_out(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t base,
+             bytearray places not None, CancelFlag cancel, uint64_t deadline_ns, bint verify):
     """Copy the values of ``count`` keys from their places behind ``base`` to their pieces.
 
-    Returns the next key that is not completely done and why: 0 all done, 1 the deadline passed, 2 cancelled, 3 (only with
-    ``verify``) the bytes of that key, which were copied, have another checksum than its place. The GIL is released.
+    Returns the next key that is not completely done and why: 0 all done, 1 the deadline passed,
+    2 cancelled, 3 (only with ``verify``) the bytes of that key, which were copied, have another
+    checksum than its place. The GIL is released.
     """
     cdef ems_copy_limits limits
     cdef const ems_place *source
@@ -430,7 +459,9 @@ def copy_out(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t
     try:
         source = _check_batch(spans, first, count, &view, NULL)
         with nogil:
-            key = ems_copy_out(&spans._c, first, count, <unsigned char *>base, source, verify, &limits, &reason)
+            key = ems_copy_out(
+                &spans._c, first, count, <unsigned char *>base, source, verify, &limits, &reason
+            )
     finally:
         PyBuffer_Release(&view)
     return key, reason
@@ -457,7 +488,7 @@ def stream_copy(uintptr_t dst, uintptr_t src, size_t nbytes):
 
 
 def memcpy_many(list dsts not None, list srcs not None, size_t nbytes):
-    """Copy ``nbytes`` from each of ``srcs`` to its partner in ``dsts`` with the C library, GIL released once."""
+    """Copy ``nbytes`` from each of ``srcs`` to its partner in ``dsts`` with the C library."""
     cdef Py_ssize_t n = len(dsts), i
     cdef uintptr_t *pairs
     if len(srcs) != n:

@@ -1,7 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
-"""Shared memory: mappings at huge-page alignment, page preparation, atomic counters, the monotonic clock.
+"""Shared memory: mappings at huge-page alignment, page preparation, atomic counters, the clock.
 
-Addresses are plain integers and stay valid until their owner unmaps them: nothing here keeps a mapping alive.
+Addresses are plain integers and stay valid until their owner unmaps them: nothing here keeps a
+mapping alive.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ cdef extern from *:
         return (nbytes + EMS_HUGE - 1) & ~(EMS_HUGE - 1);
     }
 
-    /* A mapping owns its address range up to the next huge page: the kernel rounds those of hugetlbfs itself, and an
-     * inaccessible rest behind the others does no harm. So munmap need not know which kind it was. */
+    /* A mapping owns its address range up to the next huge page: the kernel rounds those of
+     * hugetlbfs itself, and an inaccessible rest behind the others does no harm. So munmap need
+     * not know which kind it was. */
     static void *ems_map(int fd, size_t nbytes, int protection)
     {
         size_t owned = ems_round_huge(nbytes), slack = owned + EMS_HUGE;
-        char *area = mmap(NULL, slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        char *area = mmap(NULL, slack, PROT_NONE, flags, -1, 0);
         char *start;
 
         if (area == MAP_FAILED)
@@ -132,7 +135,10 @@ cdef object _os_error(int number, str what):
 
 
 def map_file(int fd, size_t nbytes, bint writable):
-    """Map the first ``nbytes`` of ``fd``, shared, at a multiple of 2 MiB; not inherited by fork, not in core dumps."""
+    """Map the first ``nbytes`` of ``fd``, shared, at a multiple of 2 MiB.
+
+    A forked child does not inherit the mapping, a core dump does not hold it.
+    """
     cdef void *start
     cdef int protection = PROT_READ | PROT_WRITE if writable else PROT_READ
     if nbytes == 0:
@@ -156,7 +162,10 @@ def unmap(uintptr_t address, size_t nbytes):
 
 
 def populate(uintptr_t address, size_t nbytes, bint write):
-    """Fault in a page-aligned range of a mapping, for writing or reading. False if the kernel cannot (before 5.14)."""
+    """Fault in a page-aligned range of a mapping, for writing or reading.
+
+    False if the kernel cannot (before 5.14).
+    """
     cdef int failed, number = 0
     while True:
         with nogil:
@@ -172,7 +181,10 @@ def populate(uintptr_t address, size_t nbytes, bint write):
 
 
 def collapse(uintptr_t address, size_t nbytes):
-    """Ask for huge pages in a range of populated tmpfs memory. True if every 2 MiB of it are one now; never raises."""
+    """Ask for huge pages in a range of populated tmpfs memory; never raises.
+
+    True if all aligned 2 MiB of the range are huge pages now, and there is at least one.
+    """
     cdef int failed
     cdef uintptr_t start = (address + EMS_HUGE - 1) // EMS_HUGE * EMS_HUGE
     cdef uintptr_t end = (address + nbytes) // EMS_HUGE * EMS_HUGE
@@ -184,7 +196,7 @@ def collapse(uintptr_t address, size_t nbytes):
 
 
 def filesystem_magic(path):
-    """Return the type of the file system that holds ``path`` (statfs ``f_type``; 0x01021994 is tmpfs)."""
+    """Return the type of the file system of ``path`` (statfs ``f_type``; 0x01021994 is tmpfs)."""
     cdef bytes encoded = os.fsencode(path)
     cdef const char *name = encoded
     cdef int64_t magic = 0
@@ -202,7 +214,7 @@ def monotonic_ns():
 
 
 cdef class Counters:
-    """``count`` unsigned 64-bit counters at ``address`` in shared memory, which the caller keeps mapped."""
+    """``count`` unsigned 64-bit counters at ``address``, which the caller keeps mapped."""
 
     cdef uint64_t *_words
     cdef readonly Py_ssize_t count
