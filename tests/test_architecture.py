@@ -27,9 +27,9 @@ LAYERS = {
     "ems.engines": 3,
     "ems.client": 4,
     "ems.server": 4,
+    "ems.boundary": 4,
     "ems.home": 4,
     "ems.future": 4,
-    "ems.boundary": 5,
     "ems.facade": 5,
     "ems.cc": 5,
     "ems.cc_v1": 5,
@@ -47,11 +47,10 @@ NEIGHBOURS = {
     "ems.cc_v1.cc_config": {"ems.common"},
     "ems.rpc": {"ems.shm"},
     "ems.client": {"ems.home", "ems.future"},
-    "ems.future": {"ems.home"},
+    "ems.future": {"ems.boundary", "ems.home"},
     "ems.home": {"ems.future"},
-    "ems.facade": {"ems.boundary", "ems.cc", "ems.cc_v1"},
-    "ems.cc": {"ems.boundary"},
-    "ems.cc_v1": {"ems.boundary"},
+    "ems.facade": {"ems.cc", "ems.cc_v1"},
+    "ems": {"ems.testing"},
     "ems.cli": {"ems.bench", "ems.testing"},
     "ems.bench": {"ems.testing"},
     "ems.__main__": {"ems.cli"},
@@ -102,7 +101,9 @@ def imports_of(path: Path) -> Iterator[Import]:
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names = [alias.name for alias in node.names if alias.name != "ems"]
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "ems":
+            names = [f"ems.{node.attr}" if f"ems.{node.attr}" in LAYERS else "ems"]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             assert node.module is not None
