@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from ems.bench.report import Direction, Report
 from ems.bench.runner import run_workload
@@ -19,7 +18,14 @@ from ems.common.config import EmsConfig
 from ems.common.exception import EmsException
 from ems.common.size import format_size, parse_size
 
-__all__ = ["EXIT_MISMATCH", "fail", "finish", "run_with_progress", "size", "told_as_errors"]
+__all__ = [
+    "EXIT_MISMATCH",
+    "fail",
+    "finish",
+    "run_with_progress",
+    "size",
+    "told_as_errors",
+]
 
 EXIT_MISMATCH = 1
 
@@ -78,42 +84,46 @@ def finish(report: Report, *, as_json: bool, next_steps: str) -> None:
     if as_json:
         click.echo(json.dumps(report.as_dict(), indent=2))
     else:
-        _print(report)
+        _print_rows(_rows(report))
         click.echo(next_steps)
     if report.mismatches:
         raise SystemExit(EXIT_MISMATCH)
 
 
-def _print(report: Report) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_row("workload", f"{report.workload}: {report.requests:,} requests")
-    table.add_row(
+def _print_rows(rows: Iterable[tuple[str, str]]) -> None:
+    """Print names and what belongs to them, in two columns."""
+    for name, text in rows:
+        click.echo(f"{name:<16} {text}".rstrip())
+
+
+def _rows(report: Report) -> Iterator[tuple[str, str]]:
+    yield "workload", f"{report.workload}: {report.requests:,} requests"
+    yield (
         "run",
-        f"{report.processes} processes, {format_size(report.block_bytes)} a block, "
-        f"pool of {format_size(report.capacity_bytes)} ({report.page_kind} pages), "
-        f"{report.seconds:.1f} s",
+        f"{report.processes} processes, {format_size(report.block_bytes)} a block, pool of "
+        f"{format_size(report.capacity_bytes)} ({report.page_kind} pages), {report.seconds:.1f} s",
     )
-    table.add_row("machine", str(report.machine))
-    table.add_row("hit ratio", f"{report.hit_ratio:.3f} of {report.prompt_tokens:,} prompt tokens")
-    table.add_row("prefill avoided", f"{report.prefill_tokens_avoided:,} tokens")
-    table.add_row("load", _direction(report.load))
-    table.add_row("save", _direction(report.save))
+    yield "machine", str(report.machine)
+    yield "hit ratio", f"{report.hit_ratio:.3f} of {report.prompt_tokens:,} prompt tokens"
+    yield "prefill avoided", f"{report.prefill_tokens_avoided:,} tokens"
+    yield "load", _direction(report.load)
+    yield "save", _direction(report.save)
     if report.memcpy_gb_per_s:
-        table.add_row("memcpy", f"{report.memcpy_gb_per_s:.1f} GB/s, same amounts, same run")
-    for name, direction in (("load latency", report.load), ("save latency", report.save)):
-        if direction.latency is not None:
-            one = direction.latency
-            table.add_row(
+        yield "memcpy", f"{report.memcpy_gb_per_s:.1f} GB/s, same amounts, same run"
+    for name, latency in (
+        ("load latency", report.load.latency),
+        ("save latency", report.save.latency),
+    ):
+        if latency is not None:
+            yield (
                 name,
-                f"p50 {one.p50_ms:.2f}  p90 {one.p90_ms:.2f}  p99 {one.p99_ms:.2f}  "
-                f"max {one.max_ms:.2f} ms a call",
+                f"p50 {latency.p50_ms:.2f}  p90 {latency.p90_ms:.2f}  p99 {latency.p99_ms:.2f}  "
+                f"max {latency.max_ms:.2f} ms a call",
             )
-    table.add_row("evictions", f"{report.evictions:,} blocks")
-    loaded = f"{report.load.blocks_done:,} blocks loaded"
-    table.add_row("mismatches", f"{report.mismatches:,} of {loaded}")
+    yield "evictions", f"{report.evictions:,} blocks"
+    yield "mismatches", f"{report.mismatches:,} of {report.load.blocks_done:,} blocks loaded"
     for example in report.mismatch_examples:
-        table.add_row("", example)
-    Console(highlight=False, soft_wrap=True).print(table)
+        yield "", example
 
 
 def _direction(direction: Direction) -> str:

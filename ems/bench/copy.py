@@ -112,7 +112,9 @@ class _CopyBenchmark:
 
     def __init__(self, settings: CopySettings) -> None:
         self._settings = settings
-        self._cc = Ems.get_cc()
+        cc = Ems.get_cc()
+        assert cc is not None
+        self._cc = cc
         self._memory = BlockMemory(settings.batches * settings.blocks, settings.block_bytes)
         self._pattern = BlockPattern(settings.block_bytes)
         self._keys = [

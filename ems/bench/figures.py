@@ -48,6 +48,7 @@ def read_server(root: str) -> ServerFigures:
         raise io_error(f"the server of {root} did not answer in {_STATUS_TIMEOUT_S:g} s") from None
     if answer.returncode != 0:
         text = answer.stderr.decode("utf-8", "replace").strip()
+        text = text or "nobody serves there; `ems serve` starts a server"
         raise io_error(f"the server of {root} gives no status: {text}")
     try:
         status = json.loads(answer.stdout)

@@ -63,7 +63,9 @@ class Tally:
 class _Worker:
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._cc = Ems.get_cc()
+        cc = Ems.get_cc()
+        assert cc is not None
+        self._cc = cc
         self._option = CcKvOption(timeout=job.timeout_ms)
         self._pattern = BlockPattern(job.block_bytes)
         self._memory = BlockMemory(job.workload.longest, job.block_bytes)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from ems.bench.command import EXIT_MISMATCH, size, told_as_errors
 from ems.bench.copy import CopyReport, CopySettings, measure_copy
@@ -57,15 +55,10 @@ def _print(report: CopyReport) -> None:
         f"{format_size(settings.rotate_bytes)}, {settings.rounds} rounds; "
         f"pool on {report.page_kind} pages\n{report.machine}\n"
     )
-    table = Table.grid(padding=(0, 2))
-    table.add_row("", "median ms", "best ms", "GB/s", "x memcpy")
+    click.echo(f"{'':<8}{'median ms':>11}{'best ms':>11}{'GB/s':>8}{'x memcpy':>10}")
     for one in report.contenders:
-        table.add_row(
-            one.name,
-            f"{one.median_ms:.2f}",
-            f"{one.best_ms:.2f}",
-            f"{one.gb_per_s:.2f}",
-            f"{one.to_memcpy:.2f}",
+        click.echo(
+            f"{one.name:<8}{one.median_ms:>11.2f}{one.best_ms:>11.2f}"
+            f"{one.gb_per_s:>8.2f}{one.to_memcpy:>10.2f}"
         )
-    Console(highlight=False, soft_wrap=True).print(table)
     click.echo(f"\nmismatches {report.mismatches}")

@@ -13,7 +13,7 @@ __all__ = ["command"]
 
 _NEXT = """
 Try next:
-  ems demo --capacity 1GiB       a pool that holds the whole working set: no evictions, more hits
+  ems demo --capacity 512MiB     a pool that all running chats fit into: fewer evictions, more hits
   ems replay TRACE.jsonl         the same on a real trace in Mooncake's format
   ems serve --capacity 8GiB      a node server for your own processes; `ems status` looks at it
   docs/start.md                  the first save from your own code, in ten minutes"""
@@ -23,7 +23,7 @@ Try next:
 @click.option("--requests", type=click.IntRange(1, 1_000_000), default=2000, show_default=True)
 @click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--block-bytes", callback=size, default="256KiB", show_default=True)
-@click.option("--capacity", callback=size, default="512MiB", show_default=True)
+@click.option("--capacity", callback=size, default="192MiB", show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="Another seed, other chats.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(

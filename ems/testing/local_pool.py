@@ -205,13 +205,6 @@ class LocalPool:
             cwd="/",
             env=child_environment(),
         )
-        self._tell_guard(self.process.pid)
-
-    def _tell_guard(self, pid: int) -> None:
-        if self._guard is not None and self._guard.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._guard.stdin.write(b"%d\n" % pid)
-                self._guard.stdin.flush()
 
     def _wait_until_serving(self) -> None:
         assert self.process is not None
@@ -243,7 +236,6 @@ class LocalPool:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._tell_guard(0)
 
 
 def _drop(guarding: subprocess.Popen[bytes]) -> None:
