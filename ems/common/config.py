@@ -229,12 +229,14 @@ def _choose_instance(config: EmsConfig) -> InstanceConfig | None:
 
 def _check_access_key(value: object) -> str | None:
     # The value never goes into a text: it is a secret.
-    if value is None or value == "":
+    if value is None:
         return None
     if not isinstance(value, str):
         raise invalid_argument(
             f"config.access_key is of type {type(value).__name__}; give a str, or None for none"
         )
+    if not value:
+        return None
     if not 32 <= len(value) <= 256:
         raise invalid_argument(
             f"config.access_key is {len(value)} characters long; the limits are 32 and 256"
