@@ -14,6 +14,7 @@ import contextlib
 import functools
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -80,13 +81,25 @@ def run(config: ServerConfig) -> None:
             ) from None
         try:
             os.umask(0o777 & ~config.file_mode)
+            _allow_many_connections()
             anyio.run(
                 _Application(config).main,
                 backend="asyncio",
                 backend_options={"use_uvloop": sys.platform == "linux"},
             )
+        except RefusedToStart:
+            raise
+        except Exception:
+            _log.exception("failed while serving; the pool stays for the next server")
+            raise SystemExit(1) from None
         finally:
             log.stop()
+
+
+def _allow_many_connections() -> None:
+    """Raise the soft limit of descriptors, often 1024: every session has a few connections."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextlib.contextmanager
@@ -109,6 +122,7 @@ def _server_lock(config: ServerConfig) -> Iterator[None]:
                 f"{config.root} with that group, "
                 "or leave --group away"
             ) from None
+        files.remove_sockets(config.root)  # those of a server that died: nobody listens there
         yield
 
 
@@ -219,7 +233,6 @@ class _Serving:
 
     async def _open_sockets(self) -> None:
         root = self._config.root
-        files.remove_sockets(root)
         write_path = os.path.join(root, layout.WRITE_SOCKET)
         await self._writes.start(bind_unix_socket(write_path, self._config.file_mode))
         self._give_to_group(write_path)
@@ -227,9 +240,7 @@ class _Serving:
         # A socket that can be seen can be connected to, by everybody who may: it gets its name
         # last.
         path = os.path.join(root, layout.SOCKET)
-        unnamed = path + ".new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(unnamed)
+        unnamed = os.path.join(root, layout.SOCKET_UNNAMED)
         await self._control.start(path=unnamed)
         self._give_to_group(unnamed)
         os.rename(unnamed, path)

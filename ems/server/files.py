@@ -25,12 +25,12 @@ __all__ = [
     "Demand",
     "Holder",
     "RefusedToStart",
+    "Shortage",
     "check_place",
     "holders_of",
     "make_root",
     "named",
     "nearest",
-    "needs",
     "own_bytes",
     "remove_files",
     "remove_sockets",
@@ -144,8 +144,20 @@ class Demand:
     nbytes: int
 
 
-def shortage(demands: Sequence[Demand], given_back: Mapping[int, int] = {}) -> Space | None:
-    """Return the room there is when it does not suffice, None when it does.
+@dataclasses.dataclass(frozen=True)
+class Shortage:
+    """Both figures: what is needed in a directory, and the room there is."""
+
+    folder: str
+    nbytes: int
+    space: Space
+
+    def __str__(self) -> str:
+        return f"it needs {format_size(self.nbytes)} in {self.folder}, but there are {self.space}"
+
+
+def shortage(demands: Sequence[Demand], given_back: Mapping[int, int] = {}) -> Shortage | None:
+    """Return what is missing where, None when the room suffices.
 
     Args:
         demands: what is needed where.
@@ -161,8 +173,8 @@ def shortage(demands: Sequence[Demand], given_back: Mapping[int, int] = {}) -> S
         space = read_space(folder).plus(given_back.get(device, 0), sum(given_back.values()))
         if space.mem_available is not None:
             ordinary_bytes += nbytes  # two tmpfs draw on the same memory
-        if max(nbytes, ordinary_bytes) > space.least:
-            return space
+        if not space.holds(nbytes, ordinary_bytes):
+            return Shortage(folder, max(nbytes, ordinary_bytes), space)
     return None
 
 
@@ -188,7 +200,7 @@ def remove_files(root: str) -> None:
 
 def remove_sockets(root: str) -> None:
     """Unlink the sockets, whoever left them."""
-    for name in (layout.SOCKET, layout.WRITE_SOCKET):
+    for name in (layout.SOCKET, layout.SOCKET_UNNAMED, layout.WRITE_SOCKET):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(root, name))
 
@@ -225,8 +237,3 @@ def named(holders: Sequence[Holder]) -> str:
     """Return holders for a text, the first few of them."""
     text = ", ".join(str(holder) for holder in holders[:8])
     return text if len(holders) <= 8 else f"{text} and {len(holders) - 8} more"
-
-
-def needs(nbytes: int, space: Space) -> str:
-    """Return both figures for a text."""
-    return f"it needs {format_size(nbytes)}, but there are {space}"

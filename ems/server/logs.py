@@ -12,7 +12,6 @@ import logging
 import logging.handlers
 import os
 import queue
-import sys
 import threading
 import time
 
@@ -45,6 +44,21 @@ def _timestamp(record: logging.LogRecord) -> str:
     return f"{whole}.{int(record.msecs):03d}Z"
 
 
+class _StandardError(logging.Handler):
+    """Writes to the descriptor itself, and holds no lock meanwhile.
+
+    A write that never ends must not keep the interpreter from ending: at its exit, `logging` wants
+    the lock of each handler, and `sys.stderr` its own.
+    """
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        with contextlib.suppress(OSError):
+            left = memoryview((self.format(record) + "\n").encode("utf-8", "replace"))
+            while left:
+                left = left[os.write(2, left) :]
+        return True
+
+
 class _DroppingQueueHandler(logging.handlers.QueueHandler):
     """Loses records rather than wait for whoever reads them."""
 
@@ -68,7 +82,7 @@ class LogThread:
     def __init__(self, level: str, form: str, directory: str | None) -> None:
         target: logging.Handler
         if directory is None:
-            target = logging.StreamHandler(sys.stderr)
+            target = _StandardError()
         else:
             os.makedirs(directory, exist_ok=True)
             target = logging.handlers.RotatingFileHandler(

@@ -28,6 +28,7 @@ __all__ = [
     "SERVER_LOCK",
     "SESSIONS_LOCK",
     "SOCKET",
+    "SOCKET_UNNAMED",
     "WRITE_SOCKET",
     "PoolState",
     "Prologue",
@@ -38,6 +39,8 @@ __all__ = [
 SERVER_LOCK = "server.lock"
 SESSIONS_LOCK = "sessions.lock"
 SOCKET = "ems.sock"
+SOCKET_UNNAMED = "ems.sock.new"
+"""The control plane's socket before the server serves."""
 WRITE_SOCKET = "write.sock"
 INDEX = "index"
 INDEX_UNFINISHED = "index.new"

@@ -71,6 +71,11 @@ class Space:
         others = [n for n in (self.mem_available, self.cgroup_left) if n is not None]
         return max(0, min([self.fs_free, *others]))
 
+    def holds(self, fs_bytes: int, memory_bytes: int) -> bool:
+        """Whether so much fits on this file system, and so much into memory altogether."""
+        others = [n for n in (self.mem_available, self.cgroup_left) if n is not None]
+        return fs_bytes <= self.fs_free and all(memory_bytes <= n for n in others)
+
     def plus(self, fs_bytes: int, memory_bytes: int) -> Space:
         """Return the space once so much is given back: on this file system, and altogether."""
         return Space(

@@ -1,0 +1,147 @@
+"""`ems serve` says no with exit code 2 and a text that helps, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fix_serve import BareClient, ServeProcess, run_ems, status_of
+
+from ems.server import files, store
+from ems.server.config import ServerConfig
+from ems.server.files import RefusedToStart
+from ems.shm import layout
+from ems.shm.space import Space
+
+Serve = Callable[..., ServeProcess]
+Connect = Callable[[], BareClient]
+MIB = 1 << 20
+
+
+def refusal(*options: str, **env: str) -> str:
+    result = run_ems("serve", *options, env=env)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    return re.sub(r"\s+", " ", result.stderr)
+
+
+def test_more_than_there_is(root: str) -> None:
+    text = refusal("--root", root, "--capacity", "1TiB")
+    assert re.search(
+        r"capacity 1 TiB is too much .* needs 1(\.\d+)? TiB, but there are .*GiB free", text
+    )
+    assert not os.path.exists(root)
+
+
+def test_a_disk(tmp_path: Path) -> None:
+    if files.file_system(str(tmp_path)).in_memory:
+        pytest.skip("the temporary directory lies in memory")
+    text = refusal("--root", str(tmp_path / "a" / "b"), "--capacity", "16MiB")
+    assert "disk file system" in text
+    assert list(tmp_path.iterdir()) == []
+    assert "disk file system" in refusal("--data-dir", str(tmp_path), "--root", "/dev/shm/ems-none")
+
+
+def test_a_root_that_is_not_writable(root: str, serve: Serve) -> None:
+    os.mkdir(root, 0o555)
+    become = (
+        "" if os.geteuid() else "import uvloop, ems.cli.serve, ems.server.app, os; os.setuid(65534)"
+    )
+    os.chmod(os.path.dirname(root), 0o755)
+    server = serve("--capacity", "16MiB", before=become)
+    assert server.process.wait(30) == 2
+    assert "not writable" in server.text()
+    assert "Traceback" not in server.text()
+    assert os.listdir(root) == []
+
+
+def test_a_root_that_is_a_file(root: str) -> None:
+    Path(root).write_bytes(b"")
+    assert "is no directory" in refusal("--root", root)
+
+
+def test_bad_options(root: str) -> None:
+    assert "--capacity is 'lots'" in refusal("--root", root, "--capacity", "lots")
+    assert "EMS_ENTRIES is 'x'" in refusal("--root", root, EMS_ENTRIES="x")
+    assert "--no-such" in refusal("--root", root, "--no-such", "1")
+    assert "the limit is" in refusal("--root", "/dev/shm/" + "x" * 120)
+    assert "--config" in refusal("--root", root, "--config", "/no/such/file")
+    assert "--log-dir" in refusal(
+        "--root", root, "--capacity", "16MiB", "--log-dir", "/proc/nothing"
+    )
+
+
+def test_an_existing_pool_keeps_its_size(root: str, serve: Serve) -> None:
+    serve("--capacity", "16MiB", "--entries", "2048").wait_until_serving().end()
+    text = refusal("--root", root, "--capacity", "32MiB")
+    assert "has a capacity of 16 MiB, not 32 MiB" in text
+    assert "--recreate" in text
+    assert "room for 2048 blocks, not 4096" in refusal("--root", root, "--entries", "4096")
+    # as a variable too
+    assert "not 32 MiB" in refusal("--root", root, EMS_CAPACITY="32MiB")
+    serve("--capacity", "16MiB", "--entries", "2048").wait_until_serving()
+    assert status_of(root).epoch == 2
+
+
+def test_what_is_no_pool(root: str, serve: Serve) -> None:
+    os.mkdir(root)
+    index = Path(root, layout.INDEX)
+    index.write_bytes(b"x" * 8192)
+    assert "is no pool" in refusal("--root", root, "--capacity", "16MiB")
+    assert index.read_bytes() == b"x" * 8192
+    serve("--capacity", "16MiB", "--recreate").wait_until_serving()
+
+
+def test_a_pool_of_another_layout(root: str, serve: Serve) -> None:
+    serve().wait_until_serving().end()
+    with open(os.path.join(root, layout.INDEX), "r+b") as file:
+        file.seek(24)
+        file.write((77).to_bytes(8, "little"))
+    text = refusal("--root", root)
+    assert "memory layout 77" in text
+    assert "--recreate" in text
+    serve("--capacity", "16MiB", "--recreate").wait_until_serving()
+
+
+def test_a_pool_with_a_missing_file(root: str, serve: Serve) -> None:
+    serve().wait_until_serving().end()
+    os.unlink(os.path.join(root, layout.RECENCY))
+    assert "cannot be served" in refusal("--root", root)
+    serve("--capacity", "16MiB", "--recreate").wait_until_serving()
+
+
+def test_replacing_a_pool_in_use_without_room_for_both(
+    root: str, serve: Serve, client: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve().wait_until_serving()
+    user = client()
+    user.save("a")
+    own = sum(files.own_bytes(root).values())
+    free = own // 2
+    monkeypatch.setattr(files, "read_space", lambda path: Space(free, free, None))
+    monkeypatch.setattr(store, "LEAVE_S", 0.05)
+    config = ServerConfig(root, capacity=16 * MIB, recreate=True)
+    with pytest.raises(RefusedToStart, match=f"used by process {os.getpid()} "):
+        store._take_down(config, lambda: True)
+    assert user.has("a")  # nothing changed
+    with pytest.raises(RefusedToStart, match="even without the pool that is there"):
+        store._take_down(ServerConfig(root, capacity=64 * MIB, recreate=True), lambda: True)
+    user.lock.close()
+    store._take_down(config, lambda: True)
+    assert not os.path.exists(os.path.join(root, layout.INDEX))
+    assert not user.has("a")
+
+
+def test_two_tmpfs_draw_on_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ems-test-") as one:
+        demands = [files.Demand(one, 6 * MIB), files.Demand("/proc", 6 * MIB)]
+        monkeypatch.setattr(files, "read_space", lambda path: Space(10 * MIB, 11 * MIB, None))
+        assert files.shortage(demands) is not None
+        monkeypatch.setattr(files, "read_space", lambda path: Space(10 * MIB, 12 * MIB, None))
+        assert files.shortage(demands) is None
+        monkeypatch.setattr(files, "read_space", lambda path: Space(10 * MIB, 12 * MIB, 5 * MIB))
+        assert files.shortage(demands) is not None
