@@ -22,10 +22,11 @@ def command() -> None:
 
 @command.command(name="copy", short_help="Load and save of large blocks beside memcpy.")
 @click.option("--blocks", type=click.IntRange(1, 100_000), default=32, show_default=True)
-@click.option("--block-bytes", callback=size, default="2MiB", show_default=True)
+@click.option("--block-bytes", callback=size, metavar="SIZE", default="2MiB", show_default=True)
 @click.option(
     "--rotate",
     callback=size,
+    metavar="SIZE",
     default="1GiB",
     show_default=True,
     help="Memory on either side that the calls rotate over; give more than the caches hold.",

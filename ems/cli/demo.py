@@ -22,8 +22,8 @@ Try next:
 @click.command(name="demo", short_help="Show the whole thing at work: no file, no server needed.")
 @click.option("--requests", type=click.IntRange(1, 1_000_000), default=2000, show_default=True)
 @click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
-@click.option("--block-bytes", callback=size, default="256KiB", show_default=True)
-@click.option("--capacity", callback=size, default="192MiB", show_default=True)
+@click.option("--block-bytes", callback=size, metavar="SIZE", default="256KiB", show_default=True)
+@click.option("--capacity", callback=size, metavar="SIZE", default="192MiB", show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="Another seed, other chats.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(

@@ -23,9 +23,12 @@ _DEFAULT_CAPACITY = "1GiB"
 
 @click.command(name="replay", short_help="Replay a trace of real requests, every byte compared.")
 @click.argument("trace", type=click.Path())
-@click.option("--block-bytes", callback=size, default="256KiB", show_default=True)
+@click.option("--block-bytes", callback=size, metavar="SIZE", default="256KiB", show_default=True)
 @click.option(
-    "--capacity", callback=size, help=f"Size of the private pool.  [default: {_DEFAULT_CAPACITY}]"
+    "--capacity",
+    callback=size,
+    metavar="SIZE",
+    help=f"Size of the private pool.  [default: {_DEFAULT_CAPACITY}]",
 )
 @click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--limit", type=click.IntRange(1), help="Take this many requests from the start.")
