@@ -81,10 +81,10 @@ class Ems:
                 return
             if settings.instance is not None:
                 # Here, so that `import ems` stays light.
-                import ems
+                from ems import __version__
                 from ems.client.client import Client
 
-                process.client = Client.open(settings, ems.__version__)
+                process.client = Client.open(settings, __version__)
                 process.context_caching = ContextCaching(
                     process.client, settings.access_id, settings.instance
                 )
