@@ -26,7 +26,7 @@ import anyio.lowlevel
 import anyio.to_thread
 from grpclib.server import Server
 
-import ems
+from ems import __version__
 from ems.common.size import format_size
 from ems.pool import ServerState
 from ems.server import files, store
@@ -216,7 +216,7 @@ class _Serving:
                 tasks.start_soon(job)
             _log.info(
                 "ems %s serves %s in %s, process %d",
-                ems.__version__,
+                __version__,
                 format_size(self._pool.geometry.capacity),
                 self._config.root,
                 os.getpid(),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from grpclib import GRPCError
 from grpclib.const import Status
 
-import ems
+from ems import __version__
 from ems.common.metrics import Count
 from ems.pool import Pool, PoolFull, ServerState
 from ems.rpc import codec
@@ -98,7 +98,7 @@ class PoolService(PoolBase):
             pool_id=self._pool_id,
             abi_version=ABI_VERSION,
             layout_version=LAYOUT["LAYOUT_VERSION"],
-            server_version=ems.__version__,
+            server_version=__version__,
             verify=self._verify,
         )
 
@@ -148,7 +148,7 @@ class PoolService(PoolBase):
             state=self.state.name.lower(),
             epoch=stats.epoch,
             pool_id=self._pool_id,
-            server_version=ems.__version__,
+            server_version=__version__,
             server_pid=os.getpid(),
             uptime_ms=int((time.monotonic() - self._started) * 1000),
             capacity=stats.capacity,
@@ -183,6 +183,6 @@ def _check_versions(request: AttachRequest) -> None:
             Status.FAILED_PRECONDITION,
             f"client {request.client_version or '?'} speaks ABI {theirs[0]} and memory layout "
             f"{theirs[1]}, "
-            f"this server {ems.__version__} ABI {ours[0]} and layout {ours[1]}: install the same "
+            f"this server {__version__} ABI {ours[0]} and layout {ours[1]}: install the same "
             "version of ems on both sides",
         )

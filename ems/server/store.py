@@ -175,12 +175,11 @@ def check_room(config: ServerConfig) -> Geometry:
         RefusedToStart: there is not; the text has both figures.
     """
     sizes = _sizes_of_new(config)
-    space = files.shortage(_demands(config, sizes))
-    if space is not None:
+    missing = files.shortage(_demands(config, sizes))
+    if missing is not None:
         raise RefusedToStart(
-            f"capacity {format_size(sizes.capacity)} is too much for "
-            f"{config.data_dir or config.root}: "
-            f"{files.needs(sizes.total_bytes, space)}; give a smaller --capacity"
+            f"capacity {format_size(sizes.capacity)} is too much: {missing}; "
+            "give a smaller --capacity"
         )
     return sizes
 
@@ -316,12 +315,11 @@ def _take_down(config: ServerConfig, going: Callable[[], bool]) -> None:
     if config.capacity is not None:
         sizes = _sizes_of_new(config)
         demands = _demands(config, sizes)
-        space = files.shortage(demands, own)
-        if space is not None:
+        missing = files.shortage(demands, own)
+        if missing is not None:
             raise RefusedToStart(
-                f"capacity {format_size(sizes.capacity)} is too much for "
-                f"{config.data_dir or root}, even without the pool that "
-                f"is there: {files.needs(sizes.total_bytes, space)}; give a smaller --capacity"
+                f"capacity {format_size(sizes.capacity)} is too much, even without the pool that "
+                f"is there: {missing}; give a smaller --capacity"
             )
     with contextlib.ExitStack() as undo:
         if head is not None:
@@ -332,10 +330,8 @@ def _take_down(config: ServerConfig, going: Callable[[], bool]) -> None:
             if holders:
                 raise RefusedToStart(
                     f"the pool in {root} cannot be replaced: its {format_size(sum(own.values()))} "
-                    "are still used by "
-                    f"{files.named(holders)}, and memory does not suffice for both "
-                    f"({read_space(root)}); "
-                    "stop them first, or give a smaller --capacity"
+                    f"are still used by {files.named(holders)}, and memory does not suffice for "
+                    f"both ({read_space(root)}); stop them first, or give a smaller --capacity"
                 )
         undo.pop_all()
     files.remove_files(root)
