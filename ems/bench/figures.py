@@ -24,6 +24,8 @@ class ServerFigures:
     ready: int
     page_kind: str
     evictions: int
+    reserved: int
+    sessions: int
 
 
 def read_server(root: str) -> ServerFigures:
@@ -57,6 +59,8 @@ def read_server(root: str) -> ServerFigures:
             ready=int(status["ready"]),
             page_kind=str(status["page_kind"]),
             evictions=int(status["evictions"]),
+            reserved=int(status["reserved"]),
+            sessions=len(status["sessions"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise internal_error(

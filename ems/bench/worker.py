@@ -1,25 +1,20 @@
 """One process of a workload: takes requests from the shared cursor, loads, saves, compares.
 
-Run by `ems.bench.runner` as a child. The job comes pickled on the standard input, the tally goes
-pickled to the standard output; the end of the standard input means that the parent is gone.
+Run by `ems.bench.runner` as a child, see `ems.testing.jobs`.
 """
 
 from __future__ import annotations
 
 import array
 import dataclasses
-import os
-import pickle
-import select
-import sys
 import time
 from collections.abc import Callable
 
-from ems import CcKvOption, CcResult, Ems, EmsConfig, EmsException
+from ems import CcKvOption, CcResult, Ems, EmsConfig
 from ems.bench.cursor import Cursor
 from ems.bench.memory import BlockMemory
 from ems.bench.workload import Request, Workload
-from ems.common.exception import internal_error
+from ems.testing.jobs import answer_job
 from ems.testing.workload import BlockPattern
 from ems_native import _copy
 
@@ -150,24 +145,7 @@ def run(job: Job, parent_is_gone: Callable[[], bool]) -> Tally:
 
 def main() -> None:
     """Do the job on the standard input."""
-    stdin = sys.stdin.buffer
-    job = pickle.load(stdin)  # from our own parent, over a private pipe
-
-    def parent_is_gone() -> bool:
-        return bool(select.select([stdin], [], [], 0)[0])
-
-    # Nothing else may write where the answer goes.
-    stdout = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    answer: Tally | EmsException
-    try:
-        answer = run(job, parent_is_gone)
-    except EmsException as error:
-        answer = error
-    except Exception as error:
-        answer = internal_error(f"a worker failed: {type(error).__name__}: {error}")
-    with stdout:
-        pickle.dump(answer, stdout)
+    answer_job(run)
 
 
 if __name__ == "__main__":

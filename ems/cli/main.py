@@ -18,6 +18,7 @@ COMMANDS = {
     "purge": "Give a pool's memory back.",
     "demo": "See it work: a pool, two processes, a conversation workload.",
     "replay": "Run a recorded trace of requests against a pool.",
+    "stress": "Many processes on one small pool, every byte verified.",
     "bench": "Measure on this machine.",
 }
 

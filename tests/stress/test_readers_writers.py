@@ -1,0 +1,66 @@
+"""Readers against writers on a pool that evicts all the time; every byte of a success verified."""
+
+from __future__ import annotations
+
+import pytest
+
+from ems.testing.stress_run import StressPlan, run_stress
+
+
+@pytest.mark.timeout(90)
+def test_four_readers_against_two_writers_on_a_pool_that_always_evicts() -> None:
+    report = run_stress(
+        StressPlan(
+            seconds=20,
+            readers=4,
+            writers=2,
+            keys=120,
+            max_bytes=128 << 10,
+            hurried=0.0,
+            capacity=2 << 20,
+            entries=64,
+        )
+    )
+    assert report.faults == 0, report
+    assert report.evictions > 1000
+    assert report.tally.loaded > 1000
+    assert report.tally.timeouts == 0
+
+
+@pytest.mark.timeout(60)
+def test_two_processes_overwrite_one_key_with_other_bytes_and_sizes() -> None:
+    report = run_stress(
+        StressPlan(
+            seconds=5,
+            readers=1,
+            writers=2,
+            keys=1,
+            batch=1,
+            max_bytes=1 << 20,
+            hurried=0.0,
+            capacity=16 << 20,
+            entries=16,
+        )
+    )
+    assert report.faults == 0, report
+    assert report.tally.saved > 100
+    assert report.tally.loaded > 10
+
+
+@pytest.mark.timeout(60)
+def test_hurried_and_cancelled_calls_leave_memory_and_pool_alone() -> None:
+    report = run_stress(
+        StressPlan(
+            seconds=10,
+            readers=2,
+            writers=2,
+            keys=60,
+            batch=8,
+            max_bytes=16 << 20,
+            hurried=0.6,
+            capacity=64 << 20,
+            entries=64,
+        )
+    )
+    assert report.faults == 0, report
+    assert report.tally.timeouts + report.tally.cancels > 20
