@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ems.client.context import Context
 from ems.client.requests import RequestBook
@@ -237,6 +238,10 @@ def pattern(key: object, nbytes: int) -> bytes:
     return (seed * (nbytes // len(seed) + 1))[:nbytes]
 
 
+def _address(memory: bytearray, address: int) -> int:
+    return address
+
+
 class Buffers:
     """Memory of a caller for some values, each in pieces, with guard bytes between all of them."""
 
@@ -254,7 +259,8 @@ class Buffers:
         self.memory += b"\xee" * GUARD
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.value_list = [
-            [KvBufferWrapper(address + at, nbytes) for at, nbytes in parts]
+            # A wrapper keeps the method that gave it its address, and that keeps the memory.
+            [KvBufferWrapper(partial(_address, self.memory, address + at), n) for at, n in parts]
             for parts in self.ranges
         ]
         self.spans = Spans.from_buffers(self.value_list)
