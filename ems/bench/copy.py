@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 
 from ems import CcKvOption, CcResult, Ems
-from ems.bench.figures import wait_until_prepared
 from ems.bench.machine import Machine, read_machine
 from ems.bench.memory import BlockMemory
 from ems.common.exception import internal_error, invalid_argument
 from ems.common.size import format_size
 from ems.testing import BlockPattern, LocalPool
+from ems.testing.figures import wait_until_prepared
 from ems_native import _copy
 
 __all__ = ["Contender", "CopyReport", "CopySettings", "measure_copy"]

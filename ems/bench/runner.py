@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 
 from ems.bench.cursor import Cursor
-from ems.bench.figures import read_server
 from ems.bench.machine import read_machine
 from ems.bench.report import Report, make_report
 from ems.bench.worker import Job, Tally
 from ems.bench.workload import Workload
 from ems.common.config import EmsConfig, check_root
+from ems.testing.figures import read_server
 from ems.testing.jobs import started
 
 __all__ = ["run_workload"]

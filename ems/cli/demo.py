@@ -6,8 +6,8 @@ import click
 
 from ems.bench.command import finish, run_with_progress, size, told_as_errors
 from ems.bench.conversations import make_conversations
-from ems.bench.figures import wait_until_prepared
 from ems.testing import LocalPool
+from ems.testing.figures import wait_until_prepared
 
 __all__ = ["command"]
 

@@ -7,10 +7,10 @@ import contextlib
 import click
 
 from ems.bench.command import fail, finish, run_with_progress, size, told_as_errors
-from ems.bench.figures import wait_until_prepared
 from ems.bench.workload import read_mooncake_trace
 from ems.common.config import CcConfig, EmsConfig, check_root
 from ems.testing import LocalPool
+from ems.testing.figures import wait_until_prepared
 
 __all__ = ["command"]
 

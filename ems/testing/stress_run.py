@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ems.bench.figures import read_server
+from ems.testing.figures import read_server
 from ems.testing.jobs import started
 from ems.testing.local_pool import LocalPool
 from ems.testing.stress import StressJob, StressTally

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ems import EmsErrorCode, EmsException
-from ems.bench.figures import read_server
 from ems.testing import LocalPool
 from ems.testing.child import child_environment
+from ems.testing.figures import read_server
 
 CAPACITY = "16MiB"
 OWNER = """
