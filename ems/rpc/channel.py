@@ -191,9 +191,11 @@ class PoolChannel:
         if left <= 0:
             raise DeadlineExpired(f"no time was left to ask the server at {self.path}")
         try:
-            # The scope covers connecting too; grpclib's deadline is what it tells the server.
+            # The scope covers connecting too; grpclib's deadline is what it tells the server. It must
+            # not pass first: grpclib then cancels the task for good (no `uncancel`), and every
+            # cancel scope around this call would let that out later.
             with anyio.fail_after(left):
-                return await method(request, deadline=GrpcDeadline.from_timeout(left))
+                return await method(request, deadline=GrpcDeadline.from_timeout(left + 1.0))
         except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
             raise DeadlineExpired(
                 f"the server at {self.path} did not answer within {left:.3g} s"
