@@ -32,7 +32,7 @@ def refusal(*options: str, **env: str) -> str:
 def test_more_than_there_is(root: str) -> None:
     text = refusal("--root", root, "--capacity", "1TiB")
     assert re.search(
-        r"capacity 1 TiB is too much: it needs 1(\.\d+)? TiB in /dev/shm.*, but there are .*GiB free",
+        r"capacity 1 TiB is too much: it needs 1(\.\d+)? TiB in /dev/shm.*, but .*GiB free",
         text,
     )
     assert not os.path.exists(root)
