@@ -53,6 +53,7 @@ NEIGHBOURS = {
     "ems": {"ems.testing"},
     "ems.cli": {"ems.bench", "ems.testing"},
     "ems.bench": {"ems.testing"},
+    "ems.testing": {"ems.bench"},
     "ems.__main__": {"ems.cli"},
 }
 
