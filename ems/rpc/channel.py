@@ -191,8 +191,8 @@ class PoolChannel:
         if left <= 0:
             raise DeadlineExpired(f"no time was left to ask the server at {self.path}")
         try:
-            # The scope covers connecting too; grpclib's deadline is what it tells the server. It must
-            # not pass first: grpclib then cancels the task for good (no `uncancel`), and every
+            # The scope covers connecting too; grpclib's deadline is what it tells the server. It
+            # must not pass first: grpclib then cancels the task for good (no `uncancel`), and every
             # cancel scope around this call would let that out later.
             with anyio.fail_after(left):
                 return await method(request, deadline=GrpcDeadline.from_timeout(left + 1.0))

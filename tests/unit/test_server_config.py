@@ -103,7 +103,7 @@ def test_bad_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no TOML"):
         load(file=file)
     file.write_text("capacty = 1\n")
-    with pytest.raises(ConfigError, match="capacty in .* is no setting; did you mean capacity"):
+    with pytest.raises(ConfigError, match=r"capacty in .* is no setting; did you mean capacity"):
         load(file=file)
 
 
