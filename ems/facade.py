@@ -14,8 +14,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from ems.boundary import public
 from ems.cc.context_caching import ContextCaching
+from ems.common.boundary import public
 from ems.common.config import ClientSettings, EmsConfig, check_config, default_root
 from ems.common.exception import EmsException, invalid_argument
 from ems.common.metrics import as_dict

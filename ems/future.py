@@ -22,8 +22,8 @@ from typing import Any
 
 import anyio
 
-from ems.boundary import public
 from ems.common.argument import wrong_type
+from ems.common.boundary import public
 from ems.common.exception import EmsErrorCode, EmsException, invalid_argument
 from ems.common.result import CcResult
 from ems.home import HomeLoop, fork_count, forked_error

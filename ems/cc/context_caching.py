@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ems.boundary import public
 from ems.common.argument import wrong_type
+from ems.common.boundary import public
 from ems.common.config import InstanceConfig
 from ems.common.deadline import Deadline
 from ems.common.exception import invalid_argument

@@ -13,6 +13,7 @@ import re
 from typing import ClassVar, TypeVar
 
 from ems.common.argument import check_int, shown, wrong_type
+from ems.common.boundary import public_class
 from ems.common.exception import invalid_argument
 from ems.common.size import format_size, parse_size
 
@@ -68,6 +69,7 @@ class InstanceConfig:
         )
 
 
+@public_class
 @dataclasses.dataclass
 class CcConfig(InstanceConfig):
     """Context caching by string keys and buffers, "V0" (pages 0601a, 0007c).
@@ -85,6 +87,7 @@ class CcConfig(InstanceConfig):
     """
 
 
+@public_class
 @dataclasses.dataclass
 class EmsConfig:
     """The configuration of EMS in one process (page 0007).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ems.common.argument import check_bool, check_int, wrong_type
+from ems.common.boundary import public_class
 
 __all__ = ["DEFAULT_TIMEOUT_MS", "MAX_TIMEOUT_MS", "CcKvOption", "check_option"]
 
@@ -12,6 +13,7 @@ DEFAULT_TIMEOUT_MS = 5000
 MAX_TIMEOUT_MS = 2**31 - 1
 
 
+@public_class
 @dataclasses.dataclass
 class CcKvOption:
     """Options of one save, load or exists call (pages 0014b, 0027, 1801a).

@@ -9,9 +9,10 @@ from typing import Any, TypeVar, cast
 
 from ems.common.exception import EmsException, internal_error, invalid_argument
 
-__all__ = ["public"]
+__all__ = ["public", "public_class"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_C = TypeVar("_C", bound=type)
 _log = logging.getLogger("ems")
 
 
@@ -38,6 +39,12 @@ def public(function: _F) -> _F:
             del failure  # a frame that its own exception refers to is a cycle
 
     return cast(_F, call)
+
+
+def public_class(cls: _C) -> _C:
+    """Make a public call of a class's constructor: see `public`."""
+    cls.__init__ = public(cls.__init__)  # type: ignore[misc]
+    return cls
 
 
 def _translated(function: Callable[..., Any], error: Exception) -> EmsException:
