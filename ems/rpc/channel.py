@@ -191,11 +191,12 @@ class PoolChannel:
         if left <= 0:
             raise DeadlineExpired(f"no time was left to ask the server at {self.path}")
         try:
-            # The scope covers connecting too; grpclib's deadline is what it tells the server. It
-            # must not pass first: grpclib then cancels the task for good (no `uncancel`), and every
-            # cancel scope around this call would let that out later.
+            # In a task of its own: grpclib reports what goes wrong by `cancel()` of the task that
+            # calls, without `uncancel()`, and each cancel scope around would let that out later.
+            call = asyncio.ensure_future(method(request, deadline=GrpcDeadline.from_timeout(left)))
+            # The scope covers connecting too; grpclib's deadline is what it tells the server.
             with anyio.fail_after(left):
-                return await method(request, deadline=GrpcDeadline.from_timeout(left + 1.0))
+                return await call
         except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
             raise DeadlineExpired(
                 f"the server at {self.path} did not answer within {left:.3g} s"
