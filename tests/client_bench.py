@@ -16,7 +16,6 @@ from ems.common.metrics import Count
 from ems.devices.cpu import CpuDevice
 from ems.testing.memory_pool import MemoryPool, digest_of
 from ems_native._copy import CancelFlag, KvBufferWrapper, Spans
-from ems_native._index import LAYOUT
 
 GUARD = 64
 
@@ -144,9 +143,7 @@ class FaultyDevice(CpuDevice):
         mask: bytes | None = None,
     ) -> tuple[int, int]:
         self.faults.step("copy in")
-        answer = CpuDevice.copy_in(
-            spans, first, count, base, places, cancel, deadline_ns, mask
-        )
+        answer = CpuDevice.copy_in(spans, first, count, base, places, cancel, deadline_ns, mask)
         self.faults.step("copy in done")
         return answer
 
@@ -162,9 +159,7 @@ class FaultyDevice(CpuDevice):
         verify: bool,
     ) -> tuple[int, int]:
         self.faults.step("copy out")
-        answer = CpuDevice.copy_out(
-            spans, first, count, base, places, cancel, deadline_ns, verify
-        )
+        answer = CpuDevice.copy_out(spans, first, count, base, places, cancel, deadline_ns, verify)
         self.faults.step("copy out done")
         return answer
 

@@ -74,9 +74,10 @@ def test_values_travel_in_and_out_in_other_pieces(device: Device, pool: Pool) ->
         checksum(pool.address + key * SLOT, nbytes) for key, nbytes in enumerate(SIZES)
     ]
     target = Buffers.empty(SIZES[1:], pieces=3)
-    assert device.copy_out(
-        target.spans, 0, 3, pool.address, places[40:], None, 0, True
-    ) == (3, CopyEnd.DONE)
+    assert device.copy_out(target.spans, 0, 3, pool.address, places[40:], None, 0, True) == (
+        3,
+        CopyEnd.DONE,
+    )
     assert [target.value(key) for key in range(3)] == values[1:]
     assert target.guards_intact() and source.guards_intact()
 
@@ -114,9 +115,10 @@ def test_a_copy_that_is_cancelled_or_late_does_not_begin(device: Device, pool: P
         (cancelled, 0, CopyEnd.CANCELLED),
         (None, past, CopyEnd.DEADLINE),
     ):
-        assert device.copy_in(
-            source.spans, 0, 4, pool.address, places, cancel, deadline_ns
-        ) == (0, end)
+        assert device.copy_in(source.spans, 0, 4, pool.address, places, cancel, deadline_ns) == (
+            0,
+            end,
+        )
         target = Buffers.empty(SIZES)
         assert device.copy_out(
             target.spans, 0, 4, pool.address, places, cancel, deadline_ns, True

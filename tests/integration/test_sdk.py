@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from client_bench import Buffers, pattern
+from fix_pool import wait_until
 
 from ems import (
     CcConfig,
@@ -52,13 +53,6 @@ def code_of(call: object) -> EmsErrorCode:
     with pytest.raises(EmsException) as caught:
         call()  # type: ignore[operator]
     return caught.value.status_code()
-
-
-def wait_until(condition: object, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -172,9 +166,7 @@ def test_threads_share_the_object(cc: ContextCaching) -> None:
     assert not wrong
 
 
-def test_another_tenant_or_model_never_hits(
-    cc: ContextCaching, local_pool: LocalPool
-) -> None:
+def test_another_tenant_or_model_never_hits(cc: ContextCaching, local_pool: LocalPool) -> None:
     save(cc)
     for config in (local_pool.config_for(access_id="t"), local_pool.config_for(model_id="n")):
         Ems.close()

@@ -11,7 +11,7 @@ from ems.client.core import Core
 from ems.client.operations import OperationCancelled
 from ems.client.schedule import Kind
 from ems.common.deadline import Deadline
-from ems.common.exception import EmsErrorCode, EmsException, io_error
+from ems.common.exception import EmsErrorCode, io_error
 from ems.common.result import CcResult
 from ems.future import CcFuture
 from ems.home import HomeLoop
@@ -282,7 +282,5 @@ def test_a_copy_in_flight_does_not_hold_the_callers_loop_up(core: Core, gate: Ga
         call()
         return time.monotonic() - started
 
-    submitted = [
-        hold(lambda: core.submit(Kind.LOAD, 10, gate.run, soon())) for _ in range(100)
-    ]
+    submitted = [hold(lambda: core.submit(Kind.LOAD, 10, gate.run, soon())) for _ in range(100)]
     assert sorted(submitted)[90] < 0.01

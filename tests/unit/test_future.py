@@ -19,8 +19,6 @@ from ems.home import HomeLoop
 DONE = CcResult(3, 4)
 
 
-
-
 @pytest.fixture
 def home() -> Iterator[HomeLoop]:
     one = HomeLoop("test-home")
