@@ -140,6 +140,15 @@ cdef str _kind(object value):
     return f"of type {type(value).__name__}"
 
 
+cdef str _device_of(object tensor):
+    """Name the device of a tensor ("npu:1"); None for the CPU, and for what is no tensor."""
+    try:
+        device = tensor.device
+        return None if device.type == "cpu" else str(device)
+    except Exception:
+        return None
+
+
 cdef class KvBufferWrapper:
     """One contiguous range of memory: a part of a value, or all of it.
 
@@ -159,6 +168,7 @@ cdef class KvBufferWrapper:
     cdef readonly uint64_t data_ptr
     cdef readonly uint64_t length
     cdef readonly bint readonly
+    cdef readonly str device
     cdef bint _exported
     cdef object _owner
     cdef Py_buffer _view
@@ -182,8 +192,36 @@ cdef class KvBufferWrapper:
             raise _argument_error(
                 f"data_ptr {address:#x} plus length {self.length} is beyond 2**63"
             )
+        if owner is not None:
+            self.device = _device_of(getattr(owner, "__self__", None))
         self._owner = owner
         self.data_ptr = address
+
+    @classmethod
+    def from_tensor(cls, tensor):
+        """Wrap the memory of a torch tensor, on whatever device, and keep the tensor alive.
+
+        Raises:
+            EmsException: ``EMS_INVALID_ARGUMENT`` if it is no tensor, or one that is empty, not
+                contiguous, or without memory (sparse, meta).
+        """
+        try:
+            contiguous = tensor.is_contiguous()
+            nbytes = tensor.numel() * tensor.element_size()
+            data_ptr = tensor.data_ptr
+        except Exception as error:
+            raise _argument_error(
+                f"tensor is {_kind(tensor)}, must be a torch.Tensor with memory of its own"
+                f" ({type(error).__name__}: {error})"
+            ) from error
+        if contiguous is not True:
+            raise _argument_error(
+                "tensor is not contiguous: give tensor.contiguous(), or a KvBufferWrapper for each"
+                " contiguous part"
+            )
+        if nbytes == 0:
+            raise _argument_error("tensor is empty, must have at least one element")
+        return cls(data_ptr, nbytes)
 
     @classmethod
     def from_buffer(cls, obj):
@@ -201,8 +239,8 @@ cdef class KvBufferWrapper:
             PyObject_GetBuffer(obj, &self._view, PyBUF_ANY_CONTIGUOUS)
         except Exception as error:
             raise _argument_error(
-                f"obj is {_kind(obj)}, must give a contiguous buffer ({error}); for a tensor pass"
-                " tensor.data_ptr and its size in bytes to KvBufferWrapper"
+                f"obj is {_kind(obj)}, must give a contiguous buffer ({error}); for a tensor there"
+                " is KvBufferWrapper.from_tensor"
             ) from error
         self._exported = True
         if self._view.len == 0:
@@ -240,10 +278,11 @@ cdef class Spans:
     cdef readonly bytes lengths
     cdef readonly uint64_t nbytes
     cdef readonly bint readonly
+    cdef readonly bint foreign
     cdef readonly Py_ssize_t npieces
 
     def __init__(self):
-        raise TypeError("Spans are made by Spans.from_buffers")
+        raise TypeError("Spans are made by Spans.from_buffers or Spans.from_columns")
 
     @staticmethod
     def from_buffers(value_list):
@@ -270,18 +309,52 @@ cdef class Spans:
         self._fill(value_list)
         return self
 
+    @staticmethod
+    def from_columns(bytes pieces not None, bytes first not None, owner):
+        """Describe memory by columns that a planner made: for a caller that checked everything.
+
+        ``pieces`` are pairs of address and size (u64), key after key; those of key ``k`` are
+        ``first[k]`` to ``first[k + 1]`` (u64, one more than keys). ``owner`` is kept alive.
+        """
+        cdef Spans self = Spans.__new__(Spans)
+        cdef Py_ssize_t nkeys = len(first) // 8 - 1, npieces = len(pieces) // 16, k
+        cdef const uint64_t *starts = <const uint64_t *>PyBytes_AS_STRING(first)
+        cdef uint64_t *lengths
+        cdef uint64_t i, total, batch = 0
+        if nkeys < 0 or starts[0] != 0 or starts[nkeys] != <uint64_t>npieces:
+            raise ValueError(f"{npieces} pieces, {nkeys} keys: the columns do not fit")
+        self._describe(nkeys, npieces)
+        self._wrappers = [pieces, first, owner]
+        self._c.first = starts
+        self._c.pieces = <const ems_piece *>PyBytes_AS_STRING(pieces)
+        lengths = <uint64_t *>self._c.lengths
+        for k in range(nkeys):
+            if starts[k] >= starts[k + 1] or starts[k + 1] > <uint64_t>npieces:
+                raise ValueError(f"key {k} has pieces {starts[k]} to {starts[k + 1]}")
+            total = 0
+            for i in range(starts[k], starts[k + 1]):
+                total += self._c.pieces[i].nbytes
+            lengths[k] = total
+            batch += total
+        self.nbytes = batch
+        return self
+
+    cdef int _describe(self, Py_ssize_t nkeys, Py_ssize_t npieces) except -1:
+        self.lengths = PyBytes_FromStringAndSize(NULL, nkeys * 8)
+        self.npieces = npieces
+        self._c.nkeys = nkeys
+        self._c.lengths = <const uint64_t *>PyBytes_AS_STRING(self.lengths)
+        return 0
+
     cdef int _allocate(self, Py_ssize_t nkeys, Py_ssize_t npieces) except -1:
         self._first = <uint64_t *>malloc((nkeys + 1) * sizeof(uint64_t))
         self._pieces = <ems_piece *>malloc((npieces + 1) * sizeof(ems_piece))
         if self._first is NULL or self._pieces is NULL:
             raise MemoryError(f"no memory to describe {npieces} buffers")
-        self.lengths = PyBytes_FromStringAndSize(NULL, nkeys * 8)
-        self.npieces = npieces
+        self._describe(nkeys, npieces)
         self._wrappers = [None] * npieces
-        self._c.nkeys = nkeys
         self._c.first = self._first
         self._c.pieces = self._pieces
-        self._c.lengths = <const uint64_t *>PyBytes_AS_STRING(self.lengths)
         return 0
 
     cdef int _fill(self, value_list) except -1:
@@ -316,6 +389,8 @@ cdef class Spans:
                 self._pieces[at].nbytes = wrapper.length
                 if wrapper.readonly:
                     self.readonly = True
+                if wrapper.device is not None:
+                    self.foreign = True
                 total += wrapper.length
                 if total >= LIMIT:
                     raise _argument_error(f"value_list[{k}] is 2**63 bytes or longer")
@@ -334,6 +409,58 @@ cdef class Spans:
     def __dealloc__(self):
         free(self._first)
         free(self._pieces)
+
+    @property
+    def handle(self):
+        """Address of the C description, for the device modules; valid as long as the object."""
+        return <uintptr_t>&self._c
+
+    def staged(self, Py_ssize_t first, Py_ssize_t count, uintptr_t address, bytes mask=None):
+        """Describe the same keys as they lie in a staging buffer: one piece each.
+
+        Keys ``first`` to ``first + count`` (but for those with ``mask[k] == 0``) follow each other
+        from ``address`` on, each at the next multiple of 64; no other key may be used.
+        """
+        cdef Spans other = Spans.__new__(Spans)
+        cdef Py_ssize_t nkeys = self._c.nkeys, k
+        cdef const unsigned char *chosen = NULL
+        if first < 0 or count < 0 or first > nkeys - count:
+            raise ValueError(f"keys {first} to {first + count} of {nkeys}")
+        if mask is not None:
+            if PyBytes_GET_SIZE(mask) < first + count:
+                raise ValueError(f"mask has {len(mask)} bytes for {first + count} keys")
+            chosen = <const unsigned char *>PyBytes_AS_STRING(mask)
+        other._allocate(nkeys, nkeys)
+        other.lengths = self.lengths
+        other._c.lengths = <const uint64_t *>PyBytes_AS_STRING(self.lengths)
+        other.nbytes = self.nbytes
+        for k in range(nkeys):
+            other._first[k] = k
+            other._pieces[k].address = 0
+            other._pieces[k].nbytes = self._c.lengths[k]
+            if first <= k < first + count and (chosen is NULL or chosen[k]):
+                other._pieces[k].address = address
+                address += (self._c.lengths[k] + 63) // 64 * 64
+        other._first[nkeys] = nkeys
+        return other
+
+    def where(self, Py_ssize_t piece):
+        """Return ``(key, index in its value)`` of a piece counted over the batch."""
+        cdef Py_ssize_t k = 0
+        if not 0 <= piece < self.npieces:
+            raise IndexError(f"piece {piece}, there are {self.npieces}")
+        while <Py_ssize_t>self._c.first[k + 1] <= piece:
+            k += 1
+        return k, piece - <Py_ssize_t>self._c.first[k]
+
+    def first_foreign(self):
+        """Return ``(key, piece, device)`` of the first tensor that is not on the CPU, or None."""
+        cdef Py_ssize_t at = 0
+        if not self.foreign:
+            return None
+        while (<KvBufferWrapper>self._wrappers[at]).device is None:
+            at += 1
+        return *self.where(at), (<KvBufferWrapper>self._wrappers[at]).device
 
     @property
     def nkeys(self):
@@ -363,8 +490,8 @@ cdef class Spans:
         cdef uint64_t i
         self.length_of(k)
         return [
-            (self._pieces[i].address, self._pieces[i].nbytes)
-            for i in range(self._first[k], self._first[k + 1])
+            (self._c.pieces[i].address, self._c.pieces[i].nbytes)
+            for i in range(self._c.first[k], self._c.first[k + 1])
         ]
 
     def __reduce__(self):

@@ -47,6 +47,7 @@ NEIGHBOURS = {
     "ems.rpc": {"ems.shm"},
     "ems.future": {"ems.home"},
     "ems.facade": {"ems.cc", "ems.cc_v1"},
+    "ems.cc": {"ems.cc_v1"},
     "ems": {"ems.testing"},
     "ems.cli": {"ems.bench", "ems.testing"},
     "ems.bench": {"ems.testing"},

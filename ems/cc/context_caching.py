@@ -1,16 +1,25 @@
-"""The key/value calls ("V0") of context caching, and the calls on futures."""
+"""Context caching: what `Ems.get_cc` hands out. One object, both generations of calls."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
+from ems.cc.call_shape import (
+    is_key_value_call,
+    key_value_arguments,
+    registered_arguments,
+    timeout_ms,
+)
+from ems.cc_v1.planning import Request, plan, probe
+from ems.cc_v1.registration import Registration, instance_of, register
+from ems.client.stripes import Share
 from ems.common.argument import wrong_type
 from ems.common.boundary import public
 from ems.common.config import InstanceConfig
 from ems.common.deadline import Deadline
 from ems.common.exception import invalid_argument
 from ems.common.key import DIGEST_BYTES, Key, KeySpace
-from ems.common.option import MAX_TIMEOUT_MS, CcKvOption, check_option
+from ems.common.option import CcKvOption
 from ems.common.result import CcResult
 from ems.future import CcFuture
 from ems_native._copy import Spans
@@ -27,8 +36,25 @@ __all__ = ["ContextCaching"]
 class ContextCaching:
     """Saves and loads blocks of one model of one tenant; made by `Ems.init` (page 0010).
 
-    Keys are strings or `PrimaryKey`s, values lists of `KvBufferWrapper`: a value is what lies in
-    its buffers, one after the other, and may be loaded into other pieces of the same total length.
+    There are two generations of calls under the same names, told apart by their arguments:
+
+    - `save(option, key_list, value_list)`, "V0": keys are strings or `PrimaryKey`s, values lists of
+      `KvBufferWrapper`. A value is what lies in its buffers, one after the other, and may be loaded
+      into other pieces of the same total length.
+    - `save(slot_mapping, hashes, offsets, option, **kwargs)`, "V1": blocks of memory that
+      `register_kvcache` described, named by prefix hashes. A slot is
+      `block_id * block_size + index_in_block`. Blocks are named in one of three ways:
+
+      - by hash: `slot_mapping` (a slot for each token), `hashes` (an int for each block) and
+        `offsets` (tokens of each block, 1 to the registered block size; their sum is the number of
+        slots);
+      - by token: `slot_mapping`, `token_ids` and `mask`, equally long. The mask is zeros, for
+        tokens that the caller has, then ones. Hashes are made here; results count tokens;
+      - by chunk: `hashes` and `chunk_descs[group][chunk]`, a (start_slot, length) for each layer
+        group and hash; length 0: the group does not keep the chunk.
+
+      Numbers may come as lists, numpy arrays or tensors of the CPU.
+
     All calls may be used by any number of threads at the same time. What is wrong with arguments is
     raised at the call (`EMS_INVALID_ARGUMENT`, before anything is copied), everything else by sync
     calls at their end and by futures through the future.
@@ -37,104 +63,242 @@ class ContextCaching:
     def __init__(self, client: Client, access_id: str | None, instance: InstanceConfig) -> None:
         self._client = client
         self._keys = KeySpace.v0(access_id, instance.model_id)
+        self._instance = instance_of(access_id, instance)
+        self._registered: Registration | None = None
 
     @public
+    def register_kvcache(
+        self,
+        kvcache: Sequence[Sequence[Any]] | None = None,
+        store_layer_group_desc: object = None,
+    ) -> None:
+        """Tell where the KV cache lies; needed once before V1 calls (pages 0013b, 0013c).
+
+        Moves nothing. The tensors are kept alive until the next registration or `Ems.close`.
+        Another call replaces the registration for later calls; what is saved under another geometry
+        is never returned. May be called from any thread.
+
+        Args:
+            kvcache: `[layer][component]` tensors of shape
+                `[num_blocks, block_size, heads, head_size]`, at least one component per layer, all
+                on one device. Components may differ in head size and may be views; the elements of
+                a block must be contiguous. Block size and number agree inside a layer group.
+            store_layer_group_desc: None for one group of all layers; else for each group the list
+                of its layer indices (or a mapping or an object with `layers`). Every layer is in
+                exactly one group.
+
+        Raises:
+            EmsException: `EMS_INVALID_ARGUMENT`, naming layer and component.
+        """
+        self._client.check_usable()
+        found = register(self._instance, kvcache, store_layer_group_desc)
+        self._client.adopt_device(found.device)
+        self._registered = found
+
+    @overload
     def save(
         self,
         option: CcKvOption | None = None,
         key_list: Sequence[Key] | None = None,
         value_list: Sequence[Sequence[KvBufferWrapper]] | None = None,
-    ) -> CcResult:
-        """Copy values into the pool under their keys, and return when that is done (page 0014c).
+    ) -> CcResult: ...
+    @overload
+    def save(
+        self,
+        slot_mapping: Any = None,
+        hashes: Any = None,
+        offsets: Any = None,
+        option: CcKvOption | None = None,
+        *,
+        token_ids: Any = None,
+        mask: Any = None,
+        chunk_descs: Any = None,
+    ) -> CcResult: ...
+    @public
+    def save(self, *args: Any, **kwargs: Any) -> CcResult:
+        """Copy values into the pool, and return when that is done (page 0014c).
 
-        A key that is there gets the new value, at once: readers see all of the old or all of the
-        new one.
+        V0: a key that is there gets the new value, at once: readers see all of the old or all of
+        the new one. V1: a block that is there keeps its first copy, and counts as saved.
 
         Args:
-            option: None means the defaults.
-            key_list: unique in the call; each part of a key has at most 127 characters.
-            value_list: for each key its buffers, at least one.
+            *args: as the class describes; `option` None means the defaults.
+            **kwargs: the same by name.
 
         Returns:
-            How many keys in a row from the head are in the pool. Fewer than all is no error: there
-            was no room for the rest, they will miss.
+            How many keys, blocks or tokens in a row from the head are in the pool. Fewer than all
+            is no error: there was no room for the rest, they will miss.
 
         Raises:
             EmsException: `EMS_INVALID_ARGUMENT`; `EMS_IO_TIMEOUT` when `option.timeout` passed;
                 `EMS_IO_ERROR` when the server is away; `EMS_INTERNAL_ERROR`. After any of the last
                 three nothing of the call remains in the pool but keys that were complete.
         """
-        digests, spans, deadline = self._request(option, key_list, value_list)
-        return self._client.save(digests, spans, deadline, replace=True)
+        if is_key_value_call(args, kwargs):
+            digests, spans, deadline = self._values("save", args, kwargs)
+            return self._client.save(digests, spans, deadline, replace=True)
+        request, share, deadline = self._blocks("save", args, kwargs)
+        return self._client.save(
+            request.digests,
+            request.spans,
+            deadline,
+            replace=False,
+            share=share,
+            counted=request.result,
+        )
 
-    @public
+    @overload
     def load(
         self,
         option: CcKvOption | None = None,
         key_list: Sequence[Key] | None = None,
         value_list: Sequence[Sequence[KvBufferWrapper]] | None = None,
-    ) -> CcResult:
-        """Copy values from the pool into the buffers, and return when that is done (page 0016c).
+    ) -> CcResult: ...
+    @overload
+    def load(
+        self,
+        slot_mapping: Any = None,
+        hashes: Any = None,
+        offsets: Any = None,
+        option: CcKvOption | None = None,
+        *,
+        token_ids: Any = None,
+        mask: Any = None,
+        chunk_descs: Any = None,
+    ) -> CcResult: ...
+    @public
+    def load(self, *args: Any, **kwargs: Any) -> CcResult:
+        """Copy values from the pool to the caller, and return when that is done (page 0016c).
 
-        Needs no server: a hit is served by this process alone.
+        Needs no server: a hit is served by this process alone. A value of another length than the
+        caller's memory for it is a miss.
 
         Args:
-            option: None means the defaults.
-            key_list: unique in the call.
-            value_list: for each key the buffers that its value goes to; their total length must be
-                that of the value, or the key is a miss.
+            *args: as the class describes; `option` None means the defaults.
+            **kwargs: the same by name.
 
         Returns:
-            How many keys in a row from the head were loaded. Buffers of later keys may have been
-            written.
+            How many keys, blocks or tokens in a row from the head were loaded. Memory of later ones
+            may have been written.
 
         Raises:
             EmsException: `EMS_INVALID_ARGUMENT`, also for a read-only buffer; `EMS_IO_TIMEOUT` when
-                `option.timeout` passed; `EMS_INTERNAL_ERROR`. Not one byte of the buffers is
-                written after that.
+                `option.timeout` passed; `EMS_INTERNAL_ERROR`. Not one byte of the caller's memory
+                is written after that.
         """
-        digests, spans, deadline = self._request(option, key_list, value_list)
-        if spans.readonly:
-            raise _readonly(spans)
-        return self._client.load(digests, spans, deadline)
+        if is_key_value_call(args, kwargs):
+            digests, spans, deadline = self._values("load", args, kwargs)
+            if spans.readonly:
+                raise _readonly(spans)
+            return self._client.load(digests, spans, deadline)
+        request, _, deadline = self._blocks("load", args, kwargs)
+        return self._client.load(request.digests, request.spans, deadline, counted=request.result)
 
-    @public
+    @overload
     def async_save(
         self,
         option: CcKvOption | None = None,
         key_list: Sequence[Key] | None = None,
         value_list: Sequence[Sequence[KvBufferWrapper]] | None = None,
-    ) -> CcFuture:
+    ) -> CcFuture: ...
+    @overload
+    def async_save(
+        self,
+        slot_mapping: Any = None,
+        hashes: Any = None,
+        offsets: Any = None,
+        option: CcKvOption | None = None,
+        *,
+        token_ids: Any = None,
+        mask: Any = None,
+        chunk_descs: Any = None,
+    ) -> CcFuture: ...
+    @public
+    def async_save(self, *args: Any, **kwargs: Any) -> CcFuture:
         """Start a save and return at once; arguments as for `save` (page 0015c).
 
-        The buffers must keep their content until the future is done. `option.timeout` counts from
-        this call, waiting for a turn included.
+        The memory must keep its content until the future is done. `option.timeout` counts from this
+        call, waiting for a turn included.
 
         Raises:
             EmsException: `EMS_INVALID_ARGUMENT`; everything else comes through the future.
         """
-        digests, spans, deadline = self._request(option, key_list, value_list)
-        return self._client.save_later(digests, spans, deadline, replace=True)
+        if is_key_value_call(args, kwargs):
+            digests, spans, deadline = self._values("async_save", args, kwargs)
+            return self._client.save_later(digests, spans, deadline, replace=True)
+        request, share, deadline = self._blocks("async_save", args, kwargs)
+        return self._client.save_later(
+            request.digests,
+            request.spans,
+            deadline,
+            replace=False,
+            share=share,
+            counted=request.result,
+        )
 
-    @public
+    @overload
     def async_load(
         self,
         option: CcKvOption | None = None,
         key_list: Sequence[Key] | None = None,
         value_list: Sequence[Sequence[KvBufferWrapper]] | None = None,
-    ) -> CcFuture:
+    ) -> CcFuture: ...
+    @overload
+    def async_load(
+        self,
+        slot_mapping: Any = None,
+        hashes: Any = None,
+        offsets: Any = None,
+        option: CcKvOption | None = None,
+        *,
+        token_ids: Any = None,
+        mask: Any = None,
+        chunk_descs: Any = None,
+    ) -> CcFuture: ...
+    @public
+    def async_load(self, *args: Any, **kwargs: Any) -> CcFuture:
         """Start a load and return at once; arguments as for `load` (page 0017c).
 
-        The buffers belong to the load until the future is done, and not a moment longer, however it
+        The memory belongs to the load until the future is done, and not a moment longer, however it
         ends. `option.timeout` counts from this call, waiting for a turn included.
 
         Raises:
             EmsException: `EMS_INVALID_ARGUMENT`; everything else comes through the future.
         """
-        digests, spans, deadline = self._request(option, key_list, value_list)
-        if spans.readonly:
-            raise _readonly(spans)
-        return self._client.load_later(digests, spans, deadline)
+        if is_key_value_call(args, kwargs):
+            digests, spans, deadline = self._values("async_load", args, kwargs)
+            if spans.readonly:
+                raise _readonly(spans)
+            return self._client.load_later(digests, spans, deadline)
+        request, _, deadline = self._blocks("async_load", args, kwargs)
+        return self._client.load_later(
+            request.digests, request.spans, deadline, counted=request.result
+        )
+
+    @public
+    def exists(
+        self, hashes: Any = None, option: CcKvOption | None = None, *, chunk_descs: Any = None
+    ) -> CcResult:
+        """Return how many blocks in a row from the head are in the pool; moves nothing (page 0027).
+
+        Costs no message. With layer groups a block counts when every group has it.
+
+        Args:
+            hashes: of whole blocks, an int each.
+            option: None means the defaults.
+            chunk_descs: as for `load`, when some groups do not keep every chunk. An addition of
+                this implementation.
+
+        Returns:
+            Hashes found in a row; 0 instead of an error when the pool is away.
+
+        Raises:
+            EmsException: `EMS_INVALID_ARGUMENT`.
+        """
+        self._client.check_usable()
+        timeout_ms(option)
+        wanted = probe(self._registration(), hashes, chunk_descs)
+        return wanted.result(self._client.exists(wanted.digests))
 
     @public
     def is_ready(self, ccfuture: CcFuture | None = None) -> bool:
@@ -155,14 +319,15 @@ class ContextCaching:
         """
         return _future(ccfuture).result()
 
-    def _request(
-        self, option: object, key_list: object, value_list: object
+    def _values(
+        self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bytes, Spans, Deadline]:
-        """Turn the arguments of a call into one internal request."""
+        """Turn the arguments of a V0 call into one internal request."""
         self._client.check_usable()
-        deadline = Deadline.after_ms(_timeout_ms(option))
+        option, key_list, value_list = key_value_arguments(call, args, kwargs)
+        deadline = Deadline.after_ms(timeout_ms(option))
         digests = self._keys.digests(key_list)
-        spans = Spans.from_buffers(value_list)  # type: ignore[arg-type]  # it checks
+        spans = Spans.from_buffers(value_list)
         if len(digests) != DIGEST_BYTES * spans.nkeys:
             raise invalid_argument(
                 f"value_list has {spans.nkeys} entries, key_list {len(digests) // DIGEST_BYTES}; "
@@ -170,20 +335,23 @@ class ContextCaching:
             )
         return digests, spans, deadline
 
+    def _blocks(
+        self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Request, Share | None, Deadline]:
+        """Turn the arguments of a V1 call into one internal request."""
+        self._client.check_usable()
+        option, given = registered_arguments(call, args, kwargs)
+        deadline = Deadline.after_ms(timeout_ms(option))
+        registration = self._registration()
+        return plan(registration, given), registration.share, deadline
 
-def _timeout_ms(option: object) -> int:
-    # The usual option is recognised at a third of what its full check costs: a small load takes a
-    # few microseconds altogether.
-    if type(option) is CcKvOption:
-        timeout = option.timeout
-        if (
-            type(timeout) is int
-            and 0 < timeout <= MAX_TIMEOUT_MS
-            and type(option.write_rcache) is bool
-            and type(option.read_local_only) is bool
-        ):
-            return timeout
-    return check_option(option).timeout
+    def _registration(self) -> Registration:
+        if self._registered is None:
+            raise invalid_argument(
+                "no KV cache is registered; call register_kvcache(kvcache) before calls that name "
+                "blocks by hash or token (calls with string keys need key_list and value_list)"
+            )
+        return self._registered
 
 
 def _future(ccfuture: object) -> CcFuture:

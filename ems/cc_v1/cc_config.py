@@ -7,6 +7,7 @@ import enum
 from typing import ClassVar, TypeVar
 
 from ems.common.argument import check_int, shown
+from ems.common.boundary import public_class
 from ems.common.config import InstanceConfig, check_name
 from ems.common.exception import invalid_argument
 
@@ -29,6 +30,7 @@ class KVCacheType(str, enum.Enum):
         return str.__str__(self)
 
 
+@public_class
 @dataclasses.dataclass
 class CcConfig_v1(InstanceConfig):
     """Context caching by registered tensors and block hashes, "V1" (pages 0007b, 0007c).
@@ -41,8 +43,11 @@ class CcConfig_v1(InstanceConfig):
             meet.
         tp_world_size: ranks of tensor parallelism, >= 1.
         pp_world_size: ranks of pipeline parallelism, >= 1.
-        rank_in_tp_group: this rank in its tensor-parallel group, >= 0.
-        rank_in_pp_group: this rank in its pipeline-parallel group, >= 0.
+        rank_in_tp_group: this rank in its tensor-parallel group, >= 0. None, the default, means
+            `rank_id % tp_world_size`: the documented default of 0 would give all ranks of a group
+            one name for different bytes.
+        rank_in_pp_group: this rank in its pipeline-parallel group, >= 0. None, the default, means
+            `rank_id // tp_world_size % pp_world_size`: engines number the ranks of a stage first.
         llm_engine: names the engine whose memory layout the blocks have, 1 to 512 printable
             characters.
         kvcache_type: `KVCacheType` or its name as a string.
@@ -50,8 +55,8 @@ class CcConfig_v1(InstanceConfig):
     Checked by `Ems.init`, not here: real clients assign `kvcache_type` later.
     """
 
-    rank_in_tp_group: int = 0
-    rank_in_pp_group: int = 0
+    rank_in_tp_group: int | None = None
+    rank_in_pp_group: int | None = None
     llm_engine: str = "vllm"
     kvcache_type: KVCacheType | str = KVCacheType.MHA
 
@@ -59,17 +64,23 @@ class CcConfig_v1(InstanceConfig):
 
     def checked(self: _Self, name: str) -> _Self:
         """Return a private copy with every field checked; error texts call the object `name`."""
+        base = super().checked(name)
+        tp, pp = base.tp_world_size, base.pp_world_size
         return dataclasses.replace(
-            super().checked(name),
-            rank_in_tp_group=check_int(
-                f"{name}.rank_in_tp_group", self.rank_in_tp_group, 0, _INT_MAX
+            base,
+            rank_in_tp_group=_check_rank(
+                f"{name}.rank_in_tp_group", self.rank_in_tp_group, base.rank_id % tp
             ),
-            rank_in_pp_group=check_int(
-                f"{name}.rank_in_pp_group", self.rank_in_pp_group, 0, _INT_MAX
+            rank_in_pp_group=_check_rank(
+                f"{name}.rank_in_pp_group", self.rank_in_pp_group, base.rank_id // tp % pp
             ),
             llm_engine=check_name(f"{name}.llm_engine", self.llm_engine, _MAX_ENGINE_CHARACTERS),
             kvcache_type=_check_type(f"{name}.kvcache_type", self.kvcache_type),
         )
+
+
+def _check_rank(name: str, value: object, default: int) -> int:
+    return default if value is None else check_int(name, value, 0, _INT_MAX)
 
 
 def _check_type(name: str, value: object) -> KVCacheType:

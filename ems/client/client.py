@@ -8,15 +8,19 @@ Operations now or later, health, counters, the end.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ems.client import operations
 from ems.client.core import Core
+from ems.client.profile import Profiler, Record
 from ems.client.schedule import Kind
 from ems.client.session import Session
+from ems.client.stripes import Share
 from ems.common.config import ClientSettings
 from ems.common.deadline import Deadline
 from ems.common.exception import EmsErrorCode, EmsException, invalid_argument
@@ -30,7 +34,10 @@ from ems.rpc.channel import Credentials
 if TYPE_CHECKING:
     from ems_native._copy import CancelFlag, Spans
 
-__all__ = ["Client"]
+__all__ = ["Client", "Counted"]
+
+Counted = Callable[[int], CcResult]
+"""Makes of a number of keys what the caller is told."""
 
 
 def closed_error() -> EmsException:
@@ -45,10 +52,21 @@ class Client:
         home: runs already; the client stops it at its end.
         session: opened already.
         core: of the same loop.
+        device: that the session's mappings are registered with.
+        profiler: writes a line per call; None for no profile.
     """
 
-    def __init__(self, home: HomeLoop, session: Session, core: Core) -> None:
+    def __init__(
+        self,
+        home: HomeLoop,
+        session: Session,
+        core: Core,
+        device: Device,
+        profiler: Profiler | None = None,
+    ) -> None:
         self._home = home
+        self._device = device
+        self._profiler = profiler
         self._session = session
         self._core = core
         self._refusal: Callable[[], EmsException] | None = None
@@ -87,51 +105,120 @@ class Client:
                     "wait until the EMS server is healthy, then call Ems.init again",
                 ) from error
             home.spawn(session.watch)
-            return cls(home, session, Core(home))
+            profiler = Profiler.from_environment(os.environ)
+            return cls(home, session, Core(home), device, profiler)
         except BaseException:
             home.stop()
             raise
 
     # ---- operations ----
 
-    def load(self, digests: bytes, spans: Spans, deadline: Deadline) -> CcResult:
-        """Load in the caller's thread; see `operations.load`."""
+    def load(
+        self, digests: bytes, spans: Spans, deadline: Deadline, counted: Counted | None = None
+    ) -> CcResult:
+        """Load in the caller's thread; see `operations.load`.
+
+        Args:
+            digests: 16 bytes a key.
+            spans: where the values go.
+            deadline: of the call.
+            counted: makes the result of the number of keys; None for keys of keys.
+        """
         token = object()
         self._running[token] = threading.get_ident()
         try:
             if self._refusal is not None:
                 raise self._refusal()
-            return self._load(digests, spans, deadline, None)
+            if self._profiler is not None:
+                record = self._profiler.record("load", spans.nkeys, spans.nbytes)
+                return _noted(
+                    record, lambda: self._load(digests, spans, deadline, None, counted, record)
+                )
+            return self._load(digests, spans, deadline, None, counted)
         finally:
             self._running.pop(token, None)
             if self._refusal is not None:
                 self._tell_left()
 
-    def save(self, digests: bytes, spans: Spans, deadline: Deadline, *, replace: bool) -> CcResult:
-        """Save in the caller's thread; see `operations.save`."""
+    def save(
+        self,
+        digests: bytes,
+        spans: Spans,
+        deadline: Deadline,
+        *,
+        replace: bool,
+        share: Share | None = None,
+        counted: Counted | None = None,
+    ) -> CcResult:
+        """Save in the caller's thread; see `operations.save`, and `load` for `counted`."""
         with self._entered():
-            return self._save(digests, spans, deadline, replace, None)
-
-    def load_later(self, digests: bytes, spans: Spans, deadline: Deadline) -> CcFuture:
-        """Load in a copy worker."""
-        with self._entered():
-            return self._core.submit(
-                Kind.LOAD,
-                spans.nbytes,
-                lambda cancel: self._load(digests, spans, deadline, cancel),
-                deadline,
+            record = self._record("save", spans)
+            return _noted(
+                record,
+                lambda: self._save(digests, spans, deadline, replace, None, share, counted, record),
             )
 
+    def load_later(
+        self, digests: bytes, spans: Spans, deadline: Deadline, counted: Counted | None = None
+    ) -> CcFuture:
+        """Load in a copy worker."""
+        with self._entered():
+            record = self._record("load", spans)
+            future = self._core.submit(
+                Kind.LOAD,
+                spans.nbytes,
+                lambda cancel: self._load(digests, spans, deadline, cancel, counted, record),
+                deadline,
+            )
+            return _noted_later(record, future)
+
     def save_later(
-        self, digests: bytes, spans: Spans, deadline: Deadline, *, replace: bool
+        self,
+        digests: bytes,
+        spans: Spans,
+        deadline: Deadline,
+        *,
+        replace: bool,
+        share: Share | None = None,
+        counted: Counted | None = None,
     ) -> CcFuture:
         """Save in a copy worker."""
         with self._entered():
-            return self._core.submit(
+            record = self._record("save", spans)
+            future = self._core.submit(
                 Kind.SAVE,
                 spans.nbytes,
-                lambda cancel: self._save(digests, spans, deadline, replace, cancel),
+                lambda cancel: self._save(
+                    digests, spans, deadline, replace, cancel, share, counted, record
+                ),
                 deadline,
+            )
+            return _noted_later(record, future)
+
+    def exists(self, digests: bytes) -> int:
+        """Return how many keys in a row are in the pool; see `operations.exists`."""
+        with self._entered():
+            context = self._session.context
+            if context is None:  # between two pools
+                return 0
+            if self._profiler is None:
+                return operations.exists(context, digests)
+            record = self._profiler.record("exists", len(digests) // 16, 0)
+            record.started(context)
+            found = operations.exists(context, digests)
+            record.finished(CcResult(found, len(digests) // 16))
+            return found
+
+    def adopt_device(self, device: str) -> None:
+        """Prepare for memory of a device, named as tensors name it: "cpu", "npu:0", ...
+
+        Raises:
+            EmsException: `EMS_INVALID_ARGUMENT` when this client cannot copy from and to it.
+        """
+        kind = device.partition(":")[0]
+        if kind != self._device.name:
+            raise invalid_argument(
+                f"kvcache is on device {device}; this client copies memory of {self._device.name}"
             )
 
     # ---- the rest ----
@@ -162,10 +249,14 @@ class Client:
             self._refusal = closed_error
             with self._left:
                 self._left.wait_for(lambda: not self._running)
-            self._core.close()
-            self._home.run(self._session.close)
-            self._home.stop()
-            self._release()
+            try:
+                self._core.close()
+                self._home.run(self._session.close)
+            finally:
+                self._home.stop()
+                self._release()
+                if self._profiler is not None:
+                    self._profiler.close()
 
     def _check_may_wait(self) -> None:
         mine = threading.get_ident()
@@ -180,13 +271,23 @@ class Client:
             )
 
     def _load(
-        self, digests: bytes, spans: Spans, deadline: Deadline, cancel: CancelFlag | None
+        self,
+        digests: bytes,
+        spans: Spans,
+        deadline: Deadline,
+        cancel: CancelFlag | None,
+        counted: Counted | None,
+        record: Record | None = None,
     ) -> CcResult:
         context = self._session.context
-        nkeys = spans.nkeys
+        nkeys = hits = spans.nkeys
         if context is None:  # between two pools: everything is a miss
-            return CcResult(0, nkeys)
-        return CcResult(operations.load(context, digests, spans, deadline, cancel), nkeys)
+            hits = 0
+        else:
+            if record is not None:
+                context = record.started(context)
+            hits = operations.load(context, digests, spans, deadline, cancel)
+        return CcResult(hits, nkeys) if counted is None else counted(hits)
 
     def _save(
         self,
@@ -195,10 +296,22 @@ class Client:
         deadline: Deadline,
         replace: bool,
         cancel: CancelFlag | None,
+        share: Share | None,
+        counted: Counted | None,
+        record: Record | None,
     ) -> CcResult:
         context = self._session.writable(deadline)
-        there = operations.save(context, digests, spans, deadline, cancel, replace=replace)
-        return CcResult(there, spans.nkeys)
+        if record is not None:
+            context = record.started(context)
+        there = operations.save(
+            context, digests, spans, deadline, cancel, replace=replace, share=share
+        )
+        return CcResult(there, spans.nkeys) if counted is None else counted(there)
+
+    def _record(self, operation: str, spans: Spans) -> Record | None:
+        if self._profiler is None:
+            return None
+        return self._profiler.record(operation, spans.nkeys, spans.nbytes)
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
@@ -225,3 +338,32 @@ class Client:
         self._refusal = forked_error
         self._running.clear()
         self._session.forget()
+
+
+def _noted(record: Record | None, call: Callable[[], CcResult]) -> CcResult:
+    """Call, and finish the record with what came of it."""
+    if record is None:
+        return call()
+    try:
+        result = call()
+    except BaseException as error:
+        record.finished(error)
+        raise
+    record.finished(result)
+    return result
+
+
+def _noted_later(record: Record | None, future: CcFuture) -> CcFuture:
+    """Have the record finished when the future is."""
+    if record is not None:
+        note = record
+
+        def finish(done: CcFuture) -> None:
+            try:
+                note.finished(done.result())
+            except EmsException as error:
+                cancelled = done.cancelled()
+                note.finished(asyncio.CancelledError() if cancelled else error)
+
+        future.add_done_callback(finish)
+    return future

@@ -30,6 +30,9 @@ class Reading(Protocol):
     def validate(self, places: bytearray, first: int, count: int) -> int:
         """Return how many places are still what they were."""
 
+    def present(self, digests: bytes, n: int, tick: int) -> int:
+        """Return how many keys in a row from the head are there."""
+
     def pulse(self) -> tuple[int, int, int]:
         """Return state of the pool, epoch, heartbeat."""
 

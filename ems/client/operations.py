@@ -1,9 +1,10 @@
-"""Save and load: each one plain blocking function, run in the caller's thread or in a copy worker.
+"""Save, load, exists: plain blocking functions, run in the caller's thread or a copy worker.
 
     load = lookup ─▶ copy out ─▶ validate          no message; works while no server runs
     save = reserve ─▶ copy in ─▶ commit            two round trips on the write channel
+    exists = lookup                                no message
 
-Both count keys in a row from the head of the list: nothing behind the first miss is of use to
+All count keys in a row from the head of the list: nothing behind the first miss is of use to
 anybody. Whatever happens, when they return no further byte of the caller's memory or of the pool
 is touched, and what was reserved is committed, given back, or noted as owed to the server.
 """
@@ -11,12 +12,14 @@ is touched, and what was reserved is committed, given back, or noted as owed to 
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Union
 
 from ems.client.context import Context
+from ems.client.stripes import Share, turns
 from ems.common.deadline import Deadline, DeadlineExpired
 from ems.common.exception import EmsErrorCode, EmsException, internal_error, io_error
 from ems.common.metrics import Count
@@ -26,7 +29,7 @@ from ems_native._shm import monotonic_ns
 if TYPE_CHECKING:
     from ems_native._copy import CancelFlag, Spans
 
-__all__ = ["OperationCancelled", "load", "save"]
+__all__ = ["OperationCancelled", "exists", "load", "save"]
 
 CHUNK_BYTES = 32 << 20
 """Keys that are looked up, copied and validated together: the longer, the likelier one changes."""
@@ -34,6 +37,13 @@ MAX_FRAME_KEYS = 8192
 ATTEMPTS = 3
 ABORT_MS = 100
 """For the abort itself; a server that does not answer in this time gets it later."""
+PATIENCE_S = 0.1
+"""How long a rank that shares its saves waits for what a peer is writing, before it writes it too.
+
+A peer that lives needs a millisecond or two for a portion; several ranks on one processor need
+their turns. One that died gives its reservations back in less, one that is stopped does not.
+"""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.008
 
 PLACE_BYTES = 40
 _DIGEST_BYTES = 16
@@ -181,6 +191,23 @@ def _note_miss(
         context.suspect(digest, version)
 
 
+def exists(context: Context, digests: bytes) -> int:
+    """Return how many keys in a row from the head are in the pool; moves nothing.
+
+    Args:
+        context: the pool.
+        digests: 16 bytes a key.
+    """
+    nkeys = len(digests) // _DIGEST_BYTES
+    # Who asks is likely to load soon, so it counts as a use.
+    found = context.reader.present(digests, nkeys, monotonic_ns())
+    add = context.counters.add
+    add(Count.EXISTS_CALLS, 1)
+    add(Count.EXISTS_KEYS, nkeys)
+    add(Count.EXISTS_HITS, found)
+    return found
+
+
 def save(
     context: Context,
     digests: bytes,
@@ -190,6 +217,7 @@ def save(
     *,
     replace: bool,
     chain: bool = True,
+    share: Share | None = None,
 ) -> int:
     """Copy the caller's memory into the pool and publish it under the keys.
 
@@ -201,6 +229,7 @@ def save(
         cancel: looked at between and during copies.
         replace: whether a key that is there gets the new bytes, or keeps what it has.
         chain: whether each key is of use only with those before it (a hint for eviction).
+        share: with whom the work is shared, if others save the same list; only without `replace`.
 
     Returns:
         How many keys in a row from the head are in the pool. Keys for which there was no room are
@@ -216,7 +245,7 @@ def save(
     add(Count.SAVE_CALLS, 1)
     add(Count.SAVE_KEYS, spans.nkeys)
     try:
-        there = _Save(context, digests, spans, deadline, cancel, replace, chain).run()
+        there = _Save(context, digests, spans, deadline, cancel, replace, chain, share).run()
     except Exception as error:
         raise _translated(
             error, context, Count.SAVE_TIMEOUTS, Count.SAVE_CANCELLED, Count.SAVE_ERRORS
@@ -240,6 +269,7 @@ class _Save:
         cancel: CancelFlag | None,
         replace: bool,
         chain: bool,
+        share: Share | None,
     ) -> None:
         self._context = context
         self._digests = digests
@@ -248,21 +278,61 @@ class _Save:
         self._cancel = cancel
         self._replace = replace
         self._chain = chain
+        self._share = share
         self._there = bytearray(spans.nkeys)
 
     def run(self) -> int:
-        nkeys = self._spans.nkeys
         busy: list[int] = []
-        for first in range(0, nkeys, MAX_FRAME_KEYS):
-            keys = range(first, min(first + MAX_FRAME_KEYS, nkeys))
-            busy += self._write(keys, force=False)
+        for keys in self._turns():
+            absent = keys if self._replace else self._absent(keys)
+            if absent:
+                busy += self._write(absent, force=False)
         if busy:
             # Somebody else was writing these. By now he may be done; if not, both write: nobody
-            # waits for another process.
+            # waits for another process, but for peers that share the work, and for them not long.
             self._context.counters.add(Count.SAVE_BUSY, len(busy))
             busy = self._write_again(busy, force=False)
+            if busy and self._share is not None:
+                busy = self._wait_for_peers(busy)
             self._write_again(busy, force=True)
         return self._leading()
+
+    def _turns(self) -> Iterator[range]:
+        nkeys = self._spans.nkeys
+        parts = (
+            turns(nkeys, self._spans.nbytes, self._share)
+            if self._share is not None
+            else iter((range(nkeys),))
+        )
+        for part in parts:
+            for first in range(part.start, part.stop, MAX_FRAME_KEYS):
+                yield range(first, min(first + MAX_FRAME_KEYS, part.stop))
+
+    def _absent(self, keys: range) -> range:
+        """Leave out the keys at the head that the index shows: that costs no message."""
+        first, count = keys.start, len(keys)
+        digests = self._digests
+        if count < self._spans.nkeys:
+            digests = digests[_DIGEST_BYTES * first : _DIGEST_BYTES * keys.stop]
+        found = self._context.reader.present(digests, count, monotonic_ns())
+        if found:
+            self._there[first : first + found] = b"\1" * found
+            self._context.counters.add(Count.SAVE_PRESENT, found)
+        return range(first + found, keys.stop)
+
+    def _wait_for_peers(self, busy: list[int]) -> list[int]:
+        """Ask for busy keys until peers have written them; return those that are still busy."""
+        until_ns = min(self._deadline.at_ns, monotonic_ns() + int(1e9 * PATIENCE_S))
+        pause_s = _FIRST_PAUSE_S
+        while busy:
+            left_s = (until_ns - monotonic_ns()) / 1e9
+            if left_s <= 0:
+                break
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            absent = [key for key in busy if self._absent(range(key, key + 1))]
+            busy = self._write_again(absent, force=False)
+        return busy
 
     def _leading(self) -> int:
         hole = self._there.find(0)

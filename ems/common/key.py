@@ -14,9 +14,20 @@ from collections.abc import Sequence
 from typing import Union
 
 from ems.common.argument import shown, wrong_type
+from ems.common.boundary import public_class
 from ems.common.exception import EmsException, invalid_argument
+from ems_native._digest import BlockNames
 
-__all__ = ["DIGEST_BYTES", "MAX_KEY_CHARACTERS", "Key", "KeySpace", "PrimaryKey"]
+__all__ = [
+    "DIGEST_BYTES",
+    "MAX_KEY_CHARACTERS",
+    "BlockIdentity",
+    "BlockSpace",
+    "ComponentShape",
+    "Key",
+    "KeySpace",
+    "PrimaryKey",
+]
 
 DIGEST_BYTES = 16
 MAX_KEY_CHARACTERS = 127
@@ -26,6 +37,7 @@ _PREFIX = tuple(n.to_bytes(2, "little") for n in range(_MAX_ENCODED + 1))
 _NO_ATTRIBUTE = _PREFIX[0]
 
 
+@public_class
 @dataclasses.dataclass(frozen=True)
 class PrimaryKey:
     """A key of two parts (pages 0014c, 0016c, 0017c).
@@ -48,23 +60,38 @@ def _frame(*parts: bytes) -> bytes:
     return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
+def _text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _tenant(tenant: str | None) -> bytes:
+    return b"" if tenant is None else b"\x01" + _text(tenant)
+
+
+def _number(number: int) -> bytes:
+    return number.to_bytes(8, "little")
+
+
+def _space_name(*parts: bytes) -> bytes:
+    # The namespace goes in as its own digest, of fixed size: then the keyed first block is already
+    # compressed in the state that is copied, and a short key costs one more compression.
+    return hashlib.blake2b(_frame(*parts), digest_size=32, key=_CLUSTER_KEY).digest()
+
+
 class KeySpace:
     """The digests of one namespace: same tenant, same model, same meaning of a key."""
 
     __slots__ = ("_state",)
 
     def __init__(self, *parts: bytes) -> None:
-        # The namespace goes in as its own digest, of fixed size: then the keyed first block is
-        # already compressed in the state that is copied, and a short key costs one more
-        # compression.
-        name = hashlib.blake2b(_frame(*parts), digest_size=32, key=_CLUSTER_KEY).digest()
-        self._state = hashlib.blake2b(name, digest_size=DIGEST_BYTES, key=_CLUSTER_KEY)
+        self._state = hashlib.blake2b(
+            _space_name(*parts), digest_size=DIGEST_BYTES, key=_CLUSTER_KEY
+        )
 
     @classmethod
     def v0(cls, tenant: str | None, model_id: str) -> KeySpace:
         """Make the space of the key/value calls of a tenant (`access_id` or None) and a model."""
-        who = b"" if tenant is None else b"\x01" + tenant.encode("utf-8", "surrogatepass")
-        return cls(b"v0", who, model_id.encode("utf-8", "surrogatepass"))
+        return cls(b"v0", _tenant(tenant), _text(model_id))
 
     def digests(self, key_list: object) -> bytes:
         """Return the digests of all keys, 16 bytes each, in the order of the list.
@@ -93,6 +120,107 @@ class KeySpace:
         if len(set(out)) != len(out):
             raise _duplicate(key_list, out)
         return b"".join(out)
+
+
+@dataclasses.dataclass(frozen=True)
+class ComponentShape:
+    """What of a registered tensor decides what its bytes mean (not where, or how many, they are).
+
+    Args:
+        block_size: tokens of a block.
+        heads: of a token.
+        head_size: elements of a head.
+        dtype: name of the element type.
+    """
+
+    block_size: int
+    heads: int
+    head_size: int
+    dtype: str
+
+    def encoded(self) -> bytes:
+        """Return the shape as bytes that no other shape has."""
+        numbers = (self.block_size, self.heads, self.head_size)
+        return _frame(*map(_number, numbers), _text(self.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockIdentity:
+    """Everything beside its hash that tells a V1 block from another: differ in one, never meet.
+
+    Args:
+        tenant: `access_id`, or None.
+        model_id: the model.
+        llm_engine: whose layout the bytes have.
+        kvcache_type: "MHA", "GQA", "MQA" or "MLA".
+        tp_world_size: ranks of tensor parallelism.
+        pp_world_size: ranks of pipeline parallelism.
+        rank_in_tp_group: which of them holds the bytes; None when all hold the same (MLA).
+        rank_in_pp_group: which of them.
+        layers: the shapes of every registered layer's components.
+        group: the layers whose bytes one entry has.
+        naming: who made the hashes: "hash" the engine, "token" this library.
+    """
+
+    tenant: str | None
+    model_id: str
+    llm_engine: str
+    kvcache_type: str
+    tp_world_size: int
+    pp_world_size: int
+    rank_in_tp_group: int | None
+    rank_in_pp_group: int
+    layers: tuple[tuple[ComponentShape, ...], ...]
+    group: tuple[int, ...]
+    naming: str = "hash"
+
+    def encoded(self) -> bytes:
+        """Return the identity as bytes that no other identity has."""
+        rank = self.rank_in_tp_group
+        layers = [_frame(*(one.encoded() for one in layer)) for layer in self.layers]
+        return _frame(
+            b"v1",
+            _tenant(self.tenant),
+            _text(self.model_id),
+            _text(self.llm_engine),
+            _text(self.kvcache_type),
+            _number(self.tp_world_size),
+            _number(self.pp_world_size),
+            b"" if rank is None else _number(rank),
+            _number(self.rank_in_pp_group),
+            _frame(*layers),
+            _frame(*map(_number, self.group)),
+            _text(self.naming),
+        )
+
+
+class BlockSpace:
+    """The digests of the blocks of one identity."""
+
+    __slots__ = ("_names", "_whole")
+
+    def __init__(self, identity: BlockIdentity) -> None:
+        self._whole = identity.layers[identity.group[0]][0].block_size
+        self._names = BlockNames(_CLUSTER_KEY, _space_name(identity.encoded()))
+
+    def digests(self, hashes: Sequence[object], counts: bytes | None = None) -> bytes:
+        """Return the digests of block hashes, 16 bytes each, in the order of the list.
+
+        Args:
+            hashes: ints of any size and sign.
+            counts: tokens of each block (int64); those of another size than a whole block are other
+                blocks. None for whole blocks.
+
+        Raises:
+            EmsException: `EMS_INVALID_ARGUMENT` when one is no int; the text names the index.
+        """
+        try:
+            return self._names.digests(hashes, counts, self._whole)
+        except TypeError as error:
+            index = error.args[0]
+            if not isinstance(index, int):
+                raise
+        raise wrong_type(f"hashes[{index}]", hashes[index], "an int (a bool is none)")
 
 
 def _encode(index: int, key: object) -> bytes:

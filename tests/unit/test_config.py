@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_what_real_clients_pass_is_accepted() -> None:
     settings = check_config(EmsConfig(access_id=LONG_ID, access_key="", cc_config=config))
     assert settings.access_key is None
     assert settings.access_id == LONG_ID
-    assert settings.instance == config
+    assert settings.instance == dataclasses.replace(config, rank_in_tp_group=0, rank_in_pp_group=0)
     assert settings.instance is not config
 
 
@@ -62,7 +63,39 @@ def test_the_class_decides_the_generation_not_the_field() -> None:
     assert type(check_config(EmsConfig(cc_config_v1=v0())).instance) is CcConfig
     for both in (EmsConfig(v0(), v1()), EmsConfig(v1(), v0())):
         assert type(check_config(both).instance) is CcConfig_v1
-    assert check_config(EmsConfig(v1(model_id="a"), v1(model_id="b"))).instance == v1(model_id="b")
+    assert check_config(EmsConfig(v1(model_id="a"), v1(model_id="b"))).instance == v1(
+        model_id="b", rank_in_tp_group=0, rank_in_pp_group=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"rank_id": 5}, (0, 0)),
+        ({"rank_id": 5, "tp_world_size": 4}, (1, 0)),
+        ({"rank_id": 5, "pp_world_size": 4}, (0, 1)),
+        ({"rank_id": 5, "tp_world_size": 4, "pp_world_size": 2}, (1, 1)),
+        ({"rank_id": 13, "tp_world_size": 4, "pp_world_size": 2}, (1, 1)),  # the next replica
+        ({"rank_id": 5, "tp_world_size": 4, "rank_in_tp_group": 0}, (0, 0)),
+        ({"rank_id": 5, "pp_world_size": 4, "rank_in_pp_group": 3}, (0, 3)),
+    ],
+)
+def test_a_rank_that_is_left_out_follows_from_the_global_one(
+    given: dict[str, int], expected: tuple[int, int]
+) -> None:
+    found = check_config(EmsConfig(cc_config_v1=v1(**given))).instance
+    assert isinstance(found, CcConfig_v1)
+    assert (found.rank_in_tp_group, found.rank_in_pp_group) == expected
+
+
+def test_no_two_ranks_of_an_instance_have_the_same_place() -> None:
+    places = set()
+    for rank in range(24):
+        config = v1(rank_id=rank, tp_world_size=4, pp_world_size=6)
+        found = check_config(EmsConfig(cc_config_v1=config)).instance
+        assert isinstance(found, CcConfig_v1)
+        places.add((found.rank_in_tp_group, found.rank_in_pp_group))
+    assert len(places) == 24
 
 
 def test_no_context_caching_is_a_configuration_too() -> None:

@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+DIGEST_BYTES: int
+
+class BlockNames:
+    def __init__(self, key: bytes, space: bytes) -> None: ...
+    def digests(
+        self, hashes: Sequence[object], counts: bytes | None = None, whole: int = 0
+    ) -> bytes: ...

@@ -1,0 +1,127 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
+"""Digests of block hashes: keyed BLAKE2b over a name, a whole number and perhaps a count.
+
+The same bytes as ``hashlib.blake2b`` gives; native, because a call asks for a thousand of them.
+"""
+
+from __future__ import annotations
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t
+
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
+    bint PyLong_CheckExact(object value)
+
+
+cdef extern from "blake2b.h" nogil:
+    cdef struct ems_blake2b:
+        size_t buffered
+
+    void ems_blake2b_start(ems_blake2b *state, const void *key, size_t key_bytes,
+                           size_t digest_bytes)
+    void ems_blake2b_update(ems_blake2b *state, const void *data, size_t nbytes)
+    void ems_blake2b_finish(ems_blake2b *state, void *digest, size_t nbytes)
+
+
+cdef extern from *:
+    """
+    static inline void ems_put_little(uint8_t *target, uint64_t value, int nbytes)
+    {
+        for (int i = 0; i < nbytes; i++)
+            target[i] = (uint8_t)(value >> 8 * i);
+    }
+    """
+    void ems_put_little(uint8_t *target, int64_t value, int nbytes) nogil
+
+
+DIGEST_BYTES = 16
+
+
+cdef class BlockNames:
+    """Names the blocks of one namespace: 16 bytes for each hash.
+
+    Args:
+        key: of the keyed digest, 1 to 64 bytes.
+        space: names the namespace; of fixed length, or two of them could run into each other.
+
+    What is hashed behind ``space``: the length of the number in bytes (4, little endian), the
+    number in two's complement (8 bytes, or as many as it needs if those do not hold it), and 8
+    bytes of count for a block that has one.
+    """
+
+    cdef ems_blake2b _state
+
+    def __init__(self, bytes key not None, bytes space not None):
+        if not 1 <= len(key) <= 64:
+            raise ValueError(f"key has {len(key)} bytes, must have 1 to 64")
+        ems_blake2b_start(&self._state, PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), DIGEST_BYTES)
+        ems_blake2b_update(&self._state, PyBytes_AS_STRING(space), PyBytes_GET_SIZE(space))
+
+    def digests(self, hashes, bytes counts=None, int64_t whole=0):
+        """Return the digests of ``hashes`` (a list or tuple of ints), one after the other.
+
+        ``counts`` (int64 each) are noted where they differ from ``whole``.
+
+        Raises TypeError with the index of the first element that is no int (a bool is none), as its
+        argument.
+        """
+        cdef Py_ssize_t n, k
+        cdef const int64_t *tokens = NULL
+        cdef bytes out
+        cdef uint8_t *target
+        cdef uint8_t encoded[20]
+        cdef ems_blake2b state
+        cdef long long number
+        cdef int overflow
+        # A private tuple: what an element does when it is asked for its number cannot change it.
+        cdef tuple numbers = tuple(hashes)
+        n = len(numbers)
+        if counts is not None:
+            if PyBytes_GET_SIZE(counts) < n * 8:
+                raise ValueError(f"{n} hashes, counts has {len(counts)} bytes")
+            tokens = <const int64_t *>PyBytes_AS_STRING(counts)
+        out = PyBytes_FromStringAndSize(NULL, 16 * n)
+        target = <uint8_t *>PyBytes_AS_STRING(out)
+        for k in range(n):
+            value = numbers[k]
+            if not PyLong_CheckExact(value):
+                value = _number(value)
+                if value is None:
+                    raise TypeError(k)
+            number = PyLong_AsLongLongAndOverflow(value, &overflow)
+            state = self._state
+            if overflow == 0:
+                ems_put_little(encoded, 8, 4)
+                ems_put_little(encoded + 4, number, 8)
+                ems_blake2b_update(&state, encoded, 12)
+            else:
+                _update_huge(&state, value)
+            if tokens is not NULL and tokens[k] != whole:
+                ems_put_little(encoded, tokens[k], 8)
+                ems_blake2b_update(&state, encoded, 8)
+            ems_blake2b_finish(&state, target + 16 * k, DIGEST_BYTES)
+        return out
+
+
+cdef object _number(object value):
+    """Return what stands for a number as an exact int, or None."""
+    # A bool is an int to Python and none to us; that of numpy is no subclass and has no index.
+    if isinstance(value, bool):
+        return None
+    try:
+        return int(value.__index__())
+    except Exception:
+        return None
+
+
+cdef int _update_huge(ems_blake2b *state, object value) except -1:
+    cdef bytes raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    cdef uint8_t length[4]
+    if PyBytes_GET_SIZE(raw) > 0x7fffffff:
+        raise OverflowError("a hash of more than 2**31 bytes")
+    ems_put_little(length, PyBytes_GET_SIZE(raw), 4)
+    ems_blake2b_update(state, length, 4)
+    ems_blake2b_update(state, PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
+    return 0
