@@ -114,6 +114,11 @@ cdef extern from "extents.h":
 
 
 cdef extern from "pool.h":
+    cdef struct ems_pool_mended:
+        uint64_t intents
+        uint64_t entries
+        uint64_t overlaps
+        uint64_t reservations
     cdef struct ems_pool:
         ems_header *header
         ems_prologue *prologue
@@ -123,6 +128,8 @@ cdef extern from "pool.h":
         uint64_t *recency
         ems_reader reader
         ems_extents extents
+        ems_reservation *records
+        ems_pool_mended mended
         uint32_t nrecords
         uint64_t nslots
         uint64_t entries
@@ -149,6 +156,7 @@ cdef extern from "pool.h":
     uint32_t ems_pool_release_session(ems_pool *p, uint32_t session, const uint64_t *keep,
                                       uint32_t nkeep) nogil
     void ems_pool_withdraw(ems_pool *p, uint64_t slot) nogil
+    uint32_t ems_pool_units(const ems_pool *p, uint64_t slot) nogil
     uint32_t ems_pool_oldest(const ems_pool *p, uint64_t bucket, uint64_t nbuckets, uint32_t k,
                              uint64_t *slots, uint64_t *marks) nogil
 
@@ -241,7 +249,8 @@ cdef class Reader:
 
     def __cinit__(self, uintptr_t index_address, uint64_t index_bytes, uintptr_t recency_address):
         cdef const char *wrong = ems_reader_open(
-            &self.reader, <const uint8_t *>index_address, index_bytes, recency_words(recency_address)
+            &self.reader, <const uint8_t *>index_address, index_bytes,
+            recency_words(recency_address),
         )
         if wrong != NULL:
             raise ValueError(wrong.decode())
@@ -283,8 +292,8 @@ cdef class Reader:
     def pulse(self):
         """(state of the pool, epoch, heartbeat_ns): cheap, for health checks."""
         cdef const ems_header *h = self.reader.header
-        return (ems_get_acquire(&(<const ems_prologue *>self.reader.index).state), ems_get(&h.epoch),
-                ems_get(&h.heartbeat_ns))
+        cdef const ems_prologue *p = <const ems_prologue *>self.reader.index
+        return ems_get_acquire(&p.state), ems_get(&h.epoch), ems_get(&h.heartbeat_ns)
 
     def header(self):
         """Everything the header says, by name."""
@@ -296,7 +305,9 @@ cdef class Reader:
         cdef uint64_t at = ems_get(&h.sessions_offset)
         cdef uint64_t n = ems_get(&h.nsessions)
         cdef const ems_session *s
-        if n > EMS_MAX_SESSIONS or at > self.index_bytes or self.index_bytes - at < n * sizeof(ems_session):
+        if n > EMS_MAX_SESSIONS or at > self.index_bytes:
+            return []
+        if self.index_bytes - at < n * sizeof(ems_session):
             return []
         s = <const ems_session *>(self.reader.index + at)
         return [(i, ems_get(&s[i].pid)) for i in range(n) if ems_get(&s[i].state)]
@@ -380,7 +391,7 @@ cdef class Writer:
     # ---- eviction: mechanism only ----
 
     def oldest(self, uint64_t bucket, uint64_t nbuckets, uint32_t k):
-        """(slots, recency words) of the k least recently used entries of some buckets, as u64 columns."""
+        """(slots, recency words) of the k least recently used entries of some buckets, as u64s."""
         slots = bytearray(8 * k)
         marks = bytearray(8 * k)
         cdef uint32_t n
@@ -390,7 +401,8 @@ cdef class Writer:
             n = ems_pool_oldest(&self.pool, bucket, nbuckets, k, s, m)
         return bytes(slots[:8 * n]), bytes(marks[:8 * n])
 
-    def evict(self, bytes slots, bytes marks, uint32_t first, uint32_t units_wanted, uint32_t largest):
+    def evict(self, bytes slots, bytes marks, uint32_t first, uint32_t units_wanted,
+              uint32_t largest):
         """Withdraws listed entries from `first` until enough units came back.
 
         Skips what was used or replaced since it was listed, and what is larger than `largest`
@@ -400,28 +412,27 @@ cdef class Writer:
         cdef uint32_t i = first
         cdef uint32_t before = self.pool.extents.free
         cdef uint32_t evicted = 0
-        cdef uint64_t slot, length
+        cdef uint32_t units
+        cdef uint64_t slot
         cdef const uint64_t *s = <const uint64_t *>PyBytes_AS_STRING(slots)
         cdef const uint64_t *m = <const uint64_t *>PyBytes_AS_STRING(marks)
         if len(marks) != len(slots):
             raise ValueError("the columns of candidates do not fit together")
         while i < n and self.pool.extents.free - before < units_wanted:
             slot = s[i]
-            if slot < self.pool.nslots and self.pool.buckets[slot // 8].tag[slot % 8] != 0:
-                length = self.pool.buckets[slot // 8].entry[slot % 8].length
-                if (ems_get(&self.pool.recency[slot]) == m[i]
-                        and (largest == 0 or (length + EMS_UNIT - 1) // EMS_UNIT <= largest)):
-                    ems_pool_withdraw(&self.pool, slot)
-                    evicted += 1
+            units = ems_pool_units(&self.pool, slot) if slot < self.pool.nslots else 0
+            if (units and ems_get(&self.pool.recency[slot]) == m[i]
+                    and (largest == 0 or units <= largest)):
+                ems_pool_withdraw(&self.pool, slot)
+                evicted += 1
             i += 1
         ems_set(&self.pool.header.evictions, self.pool.header.evictions + evicted)
         return i, self.pool.extents.free - before, evicted
 
     def clear_run(self, uint32_t units):
-        """Evicts the cheapest run of neighbours that makes `units` contiguous; False if there is none."""
+        """Evicts the cheapest run that makes `units` contiguous; False if there is none."""
         cdef uint32_t end = 0, size = 0, owner = 0
         cdef uint32_t at = ems_extents_cheapest_run(&self.pool.extents, units, &end)
-        cdef uint32_t first = at
         if at == EMS_NO_UNIT:
             return False
         owners = []
@@ -448,7 +459,7 @@ cdef class Writer:
 
     def withdraw(self, uint64_t slot, uint64_t version):
         """Drops an entry if it is still that version."""
-        if (slot >= self.pool.nslots or self.pool.buckets[slot // 8].tag[slot % 8] == 0
+        if (slot >= self.pool.nslots or not ems_pool_units(&self.pool, slot)
                 or self.pool.buckets[slot // 8].entry[slot % 8].version != version):
             return False
         ems_pool_withdraw(&self.pool, slot)
@@ -491,11 +502,18 @@ cdef class Writer:
     def requests(self, uint32_t session):
         """The requests of a session that still hold reservations."""
         cdef uint32_t i
+        cdef const ems_reservation *r
         found = set()
         for i in range(self.pool.nrecords):
-            if self.pool.reservations[i].state != EMS_RES_FREE and self.pool.reservations[i].session == session:
-                found.add(self.pool.reservations[i].request)
+            r = &self.pool.reservations[i]
+            if r.state != EMS_RES_FREE and r.session == session:
+                found.add(r.request)
         return sorted(found)
+
+    def mended(self):
+        """What was wrong at the takeover: (intents, entries, overlaps, reservations)."""
+        return (self.pool.mended.intents, self.pool.mended.entries, self.pool.mended.overlaps,
+                self.pool.mended.reservations)
 
     # ---- header and sessions ----
 

@@ -39,6 +39,11 @@ static inline void ems_extents_set_owner(struct ems_extents *x, uint32_t first, 
 {
     x->unit[first].link = owner;
 }
+/* Units of the granted block that begins there. */
+static inline uint32_t ems_extents_size(const struct ems_extents *x, uint32_t first)
+{
+    return x->unit[first].size;
+}
 uint32_t ems_extents_largest(const struct ems_extents *x);
 /* The run of free blocks and blocks owned by slots of at least n units that costs the fewest used
  * units: its first unit, or EMS_NO_UNIT. *end is one behind the last block of the run. */

@@ -19,7 +19,7 @@ const char *ems_reader_open(struct ems_reader *r, const uint8_t *index, uint64_t
         return "the index is too short";
     if (ems_get(&p->magic) != EMS_MAGIC || ems_get(&p->file_kind) != EMS_FILE_INDEX)
         return "the file is not the index of a pool";
-    if (ems_get(&p->layout_version) != EMS_LAYOUT_VERSION)
+    if (ems_layout_major(ems_get(&p->layout_version)) != ems_layout_major(EMS_LAYOUT_VERSION))
         return "the pool has another layout version";
     uint64_t nbuckets = ems_get(&h->nbuckets), at = ems_get(&h->buckets_offset);
     if (at != EMS_BUCKETS_OFFSET || nbuckets < 2 ||

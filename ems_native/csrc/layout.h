@@ -12,7 +12,13 @@
 #include <stdint.h>
 
 #define EMS_ABI_VERSION 1u    /* write channel frames + everything in this file */
-#define EMS_LAYOUT_VERSION 1u /* what an old pool on disk was written with */
+/* What a pool was written with: major version below, minor version in the upper half. A minor
+ * version gives a meaning to words that were unused; a server that does not know it leaves them as
+ * they are, so whoever knows them must be able to tell, by the version that the last server left,
+ * that they are stale. Anything else is another major version, which nobody reads. */
+#define EMS_LAYOUT_VERSION 1ull
+static inline uint64_t ems_layout_major(uint64_t version) { return version & 0xffffffffull; }
+
 #define EMS_MAGIC 0x314c4f4f50534d45ull /* "EMSPOOL1" */
 
 #define EMS_UNIT 4096ull             /* extents are granted in these */

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define EMS_SHARE 7ull
+
 /* ---- entries ------------------------------------------------------------------------------- */
 
 /* Opens the entry for change: odd version, then a release fence, so that a reader that sees one
@@ -42,16 +44,31 @@ void ems_entry_clear(struct ems_pool *p, uint64_t slot)
     ems_set_release(&e->version, closed);
 }
 
-static uint64_t find_slot(const struct ems_pool *p, const uint64_t digest[2])
+/* Whether an entry still says what was written there: this code alone writes it, so anything else
+ * is a wild write. */
+static int is_true(const struct ems_pool *p, uint64_t slot)
+{
+    const struct ems_entry *e = ems_entry_at(p, slot);
+    uint32_t unit = p->unit_of[slot];
+    return unit != EMS_NONE && !(e->version & 1) && e->offset == ems_offset_of(unit) && e->length &&
+           ems_units_of(e->length) == ems_extents_size(&p->extents, unit);
+}
+
+/* The slot of a key; one that was spoilt is emptied, so that the key can be saved again. */
+static uint64_t find_slot(struct ems_pool *p, const uint64_t digest[2])
 {
     uint64_t tag = ems_tag(digest), candidates[2];
-    ems_candidates(digest, p->header->nbuckets, candidates);
+    ems_candidates(digest, p->nbuckets, candidates);
     for (int c = 0; c < 2; c++)
         for (unsigned i = 0; i < EMS_BUCKET_SLOTS; i++) {
             const struct ems_bucket *b = &p->buckets[candidates[c]];
-            if (b->tag[i] == tag && b->entry[i].digest[0] == digest[0] &&
-                b->entry[i].digest[1] == digest[1])
-                return candidates[c] * EMS_BUCKET_SLOTS + i;
+            uint64_t slot = candidates[c] * EMS_BUCKET_SLOTS + i;
+            if (b->tag[i] != tag || b->entry[i].digest[0] != digest[0] ||
+                b->entry[i].digest[1] != digest[1])
+                continue;
+            if (is_true(p, slot))
+                return slot;
+            ems_pool_withdraw(p, slot);
         }
     return UINT64_MAX;
 }
@@ -61,13 +78,13 @@ static uint64_t choose_slot(const struct ems_pool *p, const uint64_t digest[2])
 {
     uint64_t candidates[2], oldest = 0, oldest_mark = UINT64_MAX, empty = 0;
     unsigned most_empty = 0;
-    ems_candidates(digest, p->header->nbuckets, candidates);
+    ems_candidates(digest, p->nbuckets, candidates);
     for (int c = 0; c < 2; c++) {
         unsigned nempty = 0;
         uint64_t an_empty = 0;
         for (unsigned i = 0; i < EMS_BUCKET_SLOTS; i++) {
             uint64_t slot = candidates[c] * EMS_BUCKET_SLOTS + i;
-            if (*ems_tag_at(p, slot) == 0) {
+            if (p->unit_of[slot] == EMS_NONE) {
                 if (nempty++ == 0)
                     an_empty = slot;
             } else if (ems_get(&p->recency[slot]) < oldest_mark) {
@@ -83,18 +100,26 @@ static uint64_t choose_slot(const struct ems_pool *p, const uint64_t digest[2])
     return most_empty ? empty : oldest;
 }
 
-static void release_extent(struct ems_pool *p, uint64_t offset, uint64_t length)
+static void release_extent(struct ems_pool *p, uint32_t unit)
 {
-    ems_extents_release(&p->extents, ems_unit_at(offset), ems_units_of(length));
+    ems_extents_release(&p->extents, unit, ems_extents_size(&p->extents, unit));
 }
 
 void ems_pool_withdraw(struct ems_pool *p, uint64_t slot)
 {
-    struct ems_entry *e = ems_entry_at(p, slot);
-    uint64_t offset = e->offset, length = e->length;
+    uint32_t unit = p->unit_of[slot];
     ems_entry_clear(p, slot);
-    release_extent(p, offset, length);
+    if (unit == EMS_NONE)
+        return;
+    p->unit_of[slot] = EMS_NONE;
+    release_extent(p, unit);
     p->entries--;
+}
+
+uint32_t ems_pool_units(const struct ems_pool *p, uint64_t slot)
+{
+    uint32_t unit = p->unit_of[slot];
+    return unit == EMS_NONE ? 0 : ems_extents_size(&p->extents, unit);
 }
 
 /* ---- reservation records ------------------------------------------------------------------- */
@@ -119,14 +144,14 @@ static uint32_t *request_chain(struct ems_pool *p, uint64_t session, uint64_t re
 static int is_busy(struct ems_pool *p, const uint64_t digest[2])
 {
     for (uint32_t i = *busy_chain(p, digest); i != EMS_NONE; i = p->links[i].busy_next)
-        if (p->reservations[i].digest[0] == digest[0] && p->reservations[i].digest[1] == digest[1])
+        if (p->records[i].digest[0] == digest[0] && p->records[i].digest[1] == digest[1])
             return 1;
     return 0;
 }
 
 void ems_link_record(struct ems_pool *p, uint32_t i, uint32_t after)
 {
-    struct ems_reservation *r = &p->reservations[i];
+    struct ems_reservation *r = &p->records[i];
     uint32_t *busy = busy_chain(p, r->digest);
     p->links[i].busy_next = *busy;
     *busy = i;
@@ -142,12 +167,13 @@ void ems_link_record(struct ems_pool *p, uint32_t i, uint32_t after)
     uint32_t units = ems_units_of(r->length);
     p->reserved_units += units;
     p->reserved_of[r->session] += units;
+    p->records_of[r->session]++;
 }
 
 /* Everything but the extent: the caller has published or released it. */
 static void forget_record(struct ems_pool *p, uint32_t i)
 {
-    struct ems_reservation *r = &p->reservations[i];
+    struct ems_reservation *r = &p->records[i];
     uint32_t *at = busy_chain(p, r->digest);
     while (*at != i)
         at = &p->links[*at].busy_next;
@@ -155,15 +181,17 @@ static void forget_record(struct ems_pool *p, uint32_t i)
     uint32_t units = ems_units_of(r->length);
     p->reserved_units -= units;
     p->reserved_of[r->session] -= units;
-    ems_set_release(&r->state, EMS_RES_FREE);
+    p->records_of[r->session]--;
+    r->state = EMS_RES_FREE;
+    ems_set_release(&p->reservations[i].state, EMS_RES_FREE);
     p->free_records[p->nfree_records++] = i;
 }
 
 static uint32_t *find_request(struct ems_pool *p, uint32_t session, uint64_t request)
 {
     uint32_t *at = request_chain(p, session, request);
-    while (*at != EMS_NONE && (p->reservations[*at].session != session ||
-                               p->reservations[*at].request != request))
+    while (*at != EMS_NONE && (p->records[*at].session != session ||
+                               p->records[*at].request != request))
         at = &p->links[*at].request_next;
     return at;
 }
@@ -177,6 +205,27 @@ static uint32_t last_of_request(struct ems_pool *p, uint32_t session, uint64_t r
 }
 
 /* ---- reserve, commit, abort ---------------------------------------------------------------- */
+
+/* One session may hold seven times what would be left for all others: alone seven eighths, and
+ * however many take all they can get, there is something left for the next. One value always goes. */
+static int is_over_share(const struct ems_pool *p, uint32_t session, uint32_t units)
+{
+    uint64_t held = p->reserved_of[session];
+    uint64_t left = (uint64_t)p->extents.ready - p->reserved_units;
+    return held && (left < units || held + units > EMS_SHARE * (left - units) ||
+                    p->records_of[session] + 1ull > EMS_SHARE * (p->nfree_records - 1ull));
+}
+
+/* The private record first, then the shared one, whose state is written last. */
+static void write_record(struct ems_pool *p, uint32_t i, const struct ems_reservation *r)
+{
+    const uint64_t *from = (const uint64_t *)r;
+    uint64_t *to = (uint64_t *)&p->reservations[i];
+    p->records[i] = *r;
+    for (unsigned w = 1; w < sizeof *r / sizeof *to; w++)
+        ems_set(&to[w], from[w]);
+    ems_set_release(&p->reservations[i].state, r->state);
+}
 
 uint32_t ems_pool_reserve(struct ems_pool *p, uint32_t session, uint64_t request, uint32_t first,
                           uint32_t n, const uint8_t *digests, const uint64_t *lengths, int replace,
@@ -202,25 +251,28 @@ uint32_t ems_pool_reserve(struct ems_pool *p, uint32_t session, uint64_t request
         statuses[k] = EMS_NO_ROOM;
         if (lengths[k] == 0 || lengths[k] > (uint64_t)p->extents.total * EMS_UNIT || !p->nfree_records)
             continue;
+        if (is_over_share(p, session, ems_units_of(lengths[k])))
+            continue;
         uint32_t i = p->free_records[p->nfree_records - 1];
         uint32_t unit = ems_extents_grant(&p->extents, ems_units_of(lengths[k]), i | EMS_OWNER_RESERVATION);
         if (unit == EMS_NO_UNIT)
             return k;
         p->nfree_records--;
-        struct ems_reservation *r = &p->reservations[i];
-        ems_set(&r->session, session);
-        ems_set(&r->request, request);
-        ems_set(&r->position, k);
-        ems_set(&r->digest[0], digest[0]);
-        ems_set(&r->digest[1], digest[1]);
-        ems_set(&r->offset, ems_offset_of(unit));
-        ems_set(&r->length, lengths[k]);
-        ems_set(&r->replace, (uint64_t)replace);
-        ems_set_release(&r->state, EMS_RES_HELD);
+        struct ems_reservation r = {
+            .state = EMS_RES_HELD,
+            .session = session,
+            .request = request,
+            .position = k,
+            .digest = {digest[0], digest[1]},
+            .offset = ems_offset_of(unit),
+            .length = lengths[k],
+            .replace = (uint64_t)replace,
+        };
+        write_record(p, i, &r);
         ems_link_record(p, i, last);
         last = i;
         statuses[k] = EMS_GRANTED;
-        offsets[k] = r->offset;
+        offsets[k] = r.offset;
     }
     return n;
 }
@@ -229,17 +281,18 @@ uint32_t ems_pool_reserve(struct ems_pool *p, uint32_t session, uint64_t request
  * key's or this key's former value, comes back only after its version is out. */
 static void publish(struct ems_pool *p, uint32_t i, uint64_t mark)
 {
-    struct ems_reservation *r = &p->reservations[i];
+    struct ems_reservation *r = &p->records[i];
     uint64_t slot = r->slot;
     struct ems_entry *e = ems_entry_at(p, slot);
-    int occupied = *ems_tag_at(p, slot) != 0;
+    uint32_t old = p->unit_of[slot];
+    int occupied = old != EMS_NONE;
     int same = occupied && e->digest[0] == r->digest[0] && e->digest[1] == r->digest[1];
-    uint64_t old_offset = e->offset, old_length = e->length;
     ems_set(&p->recency[slot], mark);
     ems_entry_write(p, slot, r);
-    ems_extents_set_owner(&p->extents, ems_unit_at(r->offset), (uint32_t)slot);
+    p->unit_of[slot] = ems_unit_at(r->offset);
+    ems_extents_set_owner(&p->extents, p->unit_of[slot], (uint32_t)slot);
     if (occupied)
-        release_extent(p, old_offset, old_length);
+        release_extent(p, old);
     else
         p->entries++;
     if (occupied && !same)
@@ -249,23 +302,23 @@ static void publish(struct ems_pool *p, uint32_t i, uint64_t mark)
 static int commit_record(struct ems_pool *p, uint32_t i, uint64_t checksum, uint64_t predecessor,
                          uint64_t mark, uint64_t *slot)
 {
-    struct ems_reservation *r = &p->reservations[i];
-    *slot = find_slot(p, r->digest);
-    if (*slot != UINT64_MAX && !r->replace) {
+    struct ems_reservation r = p->records[i];
+    *slot = find_slot(p, r.digest);
+    if (*slot != UINT64_MAX && !r.replace) {
         ems_set(&p->recency[*slot], mark);
-        uint64_t offset = r->offset, length = r->length;
         forget_record(p, i);
-        release_extent(p, offset, length);
+        release_extent(p, ems_unit_at(r.offset));
         return EMS_KEPT;
     }
     if (*slot == UINT64_MAX)
-        *slot = choose_slot(p, r->digest);
-    ems_set(&r->slot, *slot);
-    ems_set(&r->checksum, checksum);
-    ems_set(&r->predecessor, predecessor);
-    ems_set(&r->sequence, p->header->sequence + 1);
-    ems_set(&p->header->sequence, p->header->sequence + 1);
-    ems_set_release(&r->state, EMS_RES_INTENT);
+        *slot = choose_slot(p, r.digest);
+    r.slot = *slot;
+    r.checksum = checksum;
+    r.predecessor = predecessor;
+    r.sequence = ++p->sequence;
+    r.state = EMS_RES_INTENT;
+    ems_set(&p->header->sequence, r.sequence);
+    write_record(p, i, &r);
     publish(p, i, mark);
     forget_record(p, i);
     return EMS_COMMITTED;
@@ -282,11 +335,11 @@ void ems_pool_commit(struct ems_pool *p, uint32_t session, uint64_t request, uin
     for (uint32_t k = 0; k < n; k++) {
         statuses[k] = EMS_LOST;
         /* Both lists rise, so one walk finds all. */
-        while (i != EMS_NONE && p->reservations[i].position < positions[k]) {
+        while (i != EMS_NONE && p->records[i].position < positions[k]) {
             previous = i;
             i = p->links[i].peer_next;
         }
-        if (i == EMS_NONE || p->reservations[i].position != positions[k]) {
+        if (i == EMS_NONE || p->records[i].position != positions[k]) {
             predecessor = 0;
             continue;
         }
@@ -310,9 +363,9 @@ void ems_pool_commit(struct ems_pool *p, uint32_t session, uint64_t request, uin
 
 static void abort_record(struct ems_pool *p, uint32_t i)
 {
-    uint64_t offset = p->reservations[i].offset, length = p->reservations[i].length;
+    uint32_t unit = ems_unit_at(p->records[i].offset);
     forget_record(p, i);
-    release_extent(p, offset, length);
+    release_extent(p, unit);
 }
 
 uint32_t ems_pool_abort(struct ems_pool *p, uint32_t session, uint64_t request)
@@ -334,7 +387,7 @@ uint32_t ems_pool_release_session(struct ems_pool *p, uint32_t session, const ui
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < p->nrecords && p->reserved_of[session]; i++) {
-        const struct ems_reservation *r = &p->reservations[i];
+        const struct ems_reservation *r = &p->records[i];
         if (r->state == EMS_RES_FREE || r->session != session)
             continue;
         int kept = 0;
@@ -382,11 +435,11 @@ uint32_t ems_pool_oldest(const struct ems_pool *p, uint64_t bucket, uint64_t nbu
     uint32_t n = 0;
     if (!heap)
         return 0;
-    for (uint64_t b = bucket; b < bucket + nbuckets && b < p->header->nbuckets; b++)
+    for (uint64_t b = bucket; b < bucket + nbuckets && b < p->nbuckets; b++)
         for (unsigned i = 0; i < EMS_BUCKET_SLOTS; i++) {
-            if (p->buckets[b].tag[i] == 0)
-                continue;
             uint64_t slot = b * EMS_BUCKET_SLOTS + i;
+            if (p->unit_of[slot] == EMS_NONE)
+                continue;
             struct candidate c = {ems_get(&p->recency[slot]), slot};
             if (n < k) {
                 heap[n++] = c;

@@ -18,22 +18,36 @@ struct ems_pool_link {
     uint32_t peer_next;    /* next record of the same request, by rising position */
 };
 
+/* What recovery found and mended. */
+struct ems_pool_mended {
+    uint64_t intents;      /* commits that a dead server had begun, finished */
+    uint64_t entries;      /* half written or impossible, emptied */
+    uint64_t overlaps;     /* entries that claimed memory of others, emptied */
+    uint64_t reservations; /* impossible, freed */
+};
+
+/* What the server decides by, it keeps in private memory: a wild write into the shared index can
+ * cost blocks, but never lead the allocator astray. Shared records are read at recovery only. */
 struct ems_pool {
     struct ems_header *header;
     struct ems_prologue *prologue;
     struct ems_bucket *buckets;
     struct ems_session *sessions;
-    struct ems_reservation *reservations;
+    struct ems_reservation *reservations; /* shared: written, read at recovery only */
+    struct ems_reservation *records;      /* the same, private */
     uint64_t *recency;
     struct ems_reader reader;
     struct ems_extents extents;
     struct ems_pool_link *links;
     uint32_t *busy_heads, *request_heads;
     uint32_t *free_records;
+    uint32_t *unit_of; /* first unit of the extent of each slot, EMS_NONE = the slot is empty */
     uint32_t nrecords, nfree_records, chain_mask;
-    uint64_t nslots, entries;
+    uint64_t nbuckets, nslots, entries, sequence;
     uint32_t reserved_units;
     uint32_t reserved_of[EMS_MAX_SESSIONS]; /* units */
+    uint32_t records_of[EMS_MAX_SESSIONS];
+    struct ems_pool_mended mended;
 };
 
 struct ems_pool_geometry {
@@ -60,7 +74,10 @@ uint32_t ems_pool_abort(struct ems_pool *p, uint32_t session, uint64_t request);
 /* Gives back what the session reserved, except the requests listed. */
 uint32_t ems_pool_release_session(struct ems_pool *p, uint32_t session, const uint64_t *keep, uint32_t nkeep);
 
+/* Empties a slot, whatever it looks like, and gives its extent back. */
 void ems_pool_withdraw(struct ems_pool *p, uint64_t slot);
+/* Units of the extent of a slot, 0 when it is empty. */
+uint32_t ems_pool_units(const struct ems_pool *p, uint64_t slot);
 /* Occupied slots of the buckets with their recency words, the `k` oldest first. */
 uint32_t ems_pool_oldest(const struct ems_pool *p, uint64_t bucket, uint64_t nbuckets, uint32_t k,
                          uint64_t *slots, uint64_t *marks);

@@ -134,15 +134,36 @@ def test_a_chain_loses_its_tail_first(memory: MemoryPool) -> None:
 
 
 def test_what_is_being_written_is_never_evicted(memory: MemoryPool) -> None:
-    session = memory.session()
-    statuses, _ = memory.reserve(session, 1, dict.fromkeys(range(70), BLOCK))
-    assert list(statuses) == [GRANTED] * 64 + [NO_ROOM] * 6
-    statuses, _ = memory.reserve(session, 2, {"other": UNIT})
-    assert list(statuses) == [NO_ROOM]
-    assert commit(memory, session, 1, list(range(64))) == [COMMITTED] * 64
-    statuses, _ = memory.reserve(session, 3, {"other": UNIT})
-    assert list(statuses) == [GRANTED]
+    sessions = [memory.session() for _ in range(64)]
+    for key, session in enumerate(sessions):
+        assert list(memory.reserve(session, 1, {key: BLOCK})[0]) == [GRANTED]
+    for session in sessions:
+        assert list(memory.reserve(session, 2, {"other": UNIT})[0]) == [NO_ROOM]
+    for session in sessions:
+        assert commit(memory, session, 1, [0]) == [COMMITTED]
+    assert list(memory.reserve(sessions[0], 3, {"other": UNIT})[0]) == [GRANTED]
     memory.check()
+
+
+def test_a_session_that_takes_all_it_can_leaves_something_to_others(memory: MemoryPool) -> None:
+    hogs = [memory.session() for _ in range(3)]
+    taken = [
+        list(memory.reserve(hog, 1, {(hog, n): UNIT for n in range(1024)})[0]).count(GRANTED)
+        for hog in hogs
+    ]
+    assert taken == [896, 112, 14]
+    # What they gave up is theirs again, and one value goes whatever its size.
+    memory.pool.abort(hogs[0], 1)
+    assert list(memory.reserve(hogs[0], 2, {"large": 890 * UNIT})[0]) == [GRANTED]
+    assert list(memory.reserve(memory.session(), 1, {"other": UNIT})[0]) == [GRANTED]
+    memory.check()
+
+
+def test_a_session_cannot_use_up_the_records(memory: MemoryPool) -> None:
+    memory = MemoryPool(8192 * UNIT, entries=1024)  # 4,096 records
+    statuses, _ = memory.reserve(memory.session(), 1, dict.fromkeys(range(5000), UNIT))
+    assert statuses.count(GRANTED) == 3584
+    assert list(memory.reserve(memory.session(), 1, {"other": UNIT})[0]) == [GRANTED]
 
 
 def test_a_value_larger_than_the_pool_has_no_room(memory: MemoryPool) -> None:
@@ -184,7 +205,8 @@ def test_background_eviction_keeps_a_little_room() -> None:
 def test_background_eviction_leaves_a_pool_of_large_blocks_alone() -> None:
     memory = MemoryPool(4 * BLOCK)
     session = memory.session()
-    memory.save(session, 1, dict.fromkeys(range(4), BLOCK))
+    for number in range(4):
+        memory.save(session, number, {number: BLOCK})
     assert not memory.pool.relieve()
     assert all(memory.present(number) for number in range(4))
 
@@ -203,11 +225,12 @@ def test_two_full_buckets_evict_the_worst_of_sixteen() -> None:
 
 def test_only_prepared_memory_is_granted() -> None:
     memory = MemoryPool(64 * BLOCK, ready=2 * BLOCK)
-    session = memory.session()
-    keys: dict[object, int] = {"a": BLOCK, "b": BLOCK, "c": BLOCK}
-    assert list(memory.reserve(session, 1, keys)[0]) == [GRANTED, GRANTED, NO_ROOM]
+    sessions = [memory.session() for _ in range(3)]
+    answers = [list(memory.reserve(one, 1, {one: BLOCK})[0]) for one in sessions]
+    assert answers == [[GRANTED], [GRANTED], [NO_ROOM]]
     memory.pool.extend_ready(3 * BLOCK)
-    assert list(memory.reserve(session, 2, keys)[0]) == [BUSY, BUSY, GRANTED]
+    keys: dict[object, int] = dict.fromkeys(sessions, BLOCK)
+    assert list(memory.reserve(sessions[2], 2, keys)[0]) == [BUSY, BUSY, GRANTED]
     memory.check()
 
 
