@@ -55,8 +55,8 @@ NEIGHBOURS = {
 }
 
 ONLY_IN = {
-    "torch": ("ems.devices", "ems.integrations"),
-    "torch_npu": ("ems.devices", "ems.integrations"),
+    "torch": ("ems.devices", "ems.integrations", "ems.testing"),
+    "torch_npu": ("ems.devices", "ems.integrations", "ems.testing"),
 }
 NEVER_IN = {"ems.pool": {"asyncio", "anyio", "time", "socket", "os", "threading", "subprocess"}}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -25,8 +26,8 @@ from ems.common.config import ClientSettings
 from ems.common.deadline import Deadline
 from ems.common.exception import EmsErrorCode, EmsException, invalid_argument
 from ems.common.result import CcResult
-from ems.devices.base import Device
-from ems.devices.registry import open_device
+from ems.devices.base import Copier, Device
+from ems.devices.registry import chosen_device
 from ems.future import CcFuture
 from ems.home import HomeLoop, forked_error, keep_from_child
 from ems.rpc.channel import Credentials
@@ -90,7 +91,7 @@ class Client:
         credentials = None
         if settings.access_id is not None and settings.access_key is not None:
             credentials = Credentials(settings.access_id, settings.access_key)
-        device: Device = open_device("cpu")
+        device = chosen_device()
         deadline = Deadline.after_ms(settings.init_timeout_ms)
         home = HomeLoop()
         home.start()
@@ -109,6 +110,7 @@ class Client:
             return cls(home, session, Core(home), device, profiler)
         except BaseException:
             home.stop()
+            device.close()
             raise
 
     # ---- operations ----
@@ -129,12 +131,14 @@ class Client:
         try:
             if self._refusal is not None:
                 raise self._refusal()
+            copier = self._device.admit(spans)
             if self._profiler is not None:
                 record = self._profiler.record("load", spans.nkeys, spans.nbytes)
                 return _noted(
-                    record, lambda: self._load(digests, spans, deadline, None, counted, record)
+                    record,
+                    lambda: self._load(copier, digests, spans, deadline, None, counted, record),
                 )
-            return self._load(digests, spans, deadline, None, counted)
+            return self._load(copier, digests, spans, deadline, None, counted)
         finally:
             self._running.pop(token, None)
             if self._refusal is not None:
@@ -152,10 +156,13 @@ class Client:
     ) -> CcResult:
         """Save in the caller's thread; see `operations.save`, and `load` for `counted`."""
         with self._entered():
+            copier = self._device.admit(spans)
             record = self._record("save", spans)
             return _noted(
                 record,
-                lambda: self._save(digests, spans, deadline, replace, None, share, counted, record),
+                lambda: self._save(
+                    copier, digests, spans, deadline, replace, None, share, counted, record
+                ),
             )
 
     def load_later(
@@ -163,11 +170,14 @@ class Client:
     ) -> CcFuture:
         """Load in a copy worker."""
         with self._entered():
+            copier = self._device.admit(spans)
             record = self._record("load", spans)
             future = self._core.submit(
                 Kind.LOAD,
                 spans.nbytes,
-                lambda cancel: self._load(digests, spans, deadline, cancel, counted, record),
+                lambda cancel: self._load(
+                    copier, digests, spans, deadline, cancel, counted, record
+                ),
                 deadline,
             )
             return _noted_later(record, future)
@@ -184,12 +194,13 @@ class Client:
     ) -> CcFuture:
         """Save in a copy worker."""
         with self._entered():
+            copier = self._device.admit(spans)
             record = self._record("save", spans)
             future = self._core.submit(
                 Kind.SAVE,
                 spans.nbytes,
                 lambda cancel: self._save(
-                    digests, spans, deadline, replace, cancel, share, counted, record
+                    copier, digests, spans, deadline, replace, cancel, share, counted, record
                 ),
                 deadline,
             )
@@ -215,10 +226,11 @@ class Client:
         Raises:
             EmsException: `EMS_INVALID_ARGUMENT` when this client cannot copy from and to it.
         """
-        kind = device.partition(":")[0]
-        if kind != self._device.name:
+        kinds = self._device.kinds
+        if device.partition(":")[0] not in kinds:
             raise invalid_argument(
-                f"kvcache is on device {device}; this client copies memory of {self._device.name}"
+                f"kvcache is on device {device}; this client copies memory of {' and '.join(kinds)}"
+                " (see `ems doctor` and EMS_DEVICE)"
             )
 
     # ---- the rest ----
@@ -254,6 +266,7 @@ class Client:
                 self._home.run(self._session.close)
             finally:
                 self._home.stop()
+                self._device.close()
                 self._release()
                 if self._profiler is not None:
                     self._profiler.close()
@@ -272,6 +285,7 @@ class Client:
 
     def _load(
         self,
+        copier: Copier,
         digests: bytes,
         spans: Spans,
         deadline: Deadline,
@@ -284,6 +298,8 @@ class Client:
         if context is None:  # between two pools: everything is a miss
             hits = 0
         else:
+            if copier is not context.device:
+                context = dataclasses.replace(context, device=copier)
             if record is not None:
                 context = record.started(context)
             hits = operations.load(context, digests, spans, deadline, cancel)
@@ -291,6 +307,7 @@ class Client:
 
     def _save(
         self,
+        copier: Copier,
         digests: bytes,
         spans: Spans,
         deadline: Deadline,
@@ -301,6 +318,8 @@ class Client:
         record: Record | None,
     ) -> CcResult:
         context = self._session.writable(deadline)
+        if copier is not context.device:
+            context = dataclasses.replace(context, device=copier)
         if record is not None:
             context = record.started(context)
         there = operations.save(

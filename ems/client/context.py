@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ems.client.requests import RequestBook
 from ems.common.deadline import Deadline
-from ems.devices.base import Device
+from ems.devices.base import Copier
 
 __all__ = ["Context", "Counting", "Reading", "Writing"]
 
@@ -80,7 +80,7 @@ class Context:
         reader: of the mapped index.
         data: address that the index counts offsets from.
         counters: the session's page.
-        device: where the caller's memory lies.
+        device: copies from and to the caller's memory.
         verify: whether loads compare checksums.
         channel: to the server.
         requests: those under way on it.
@@ -92,7 +92,7 @@ class Context:
     reader: Reading
     data: int
     counters: Counting
-    device: Device
+    device: Copier
     verify: bool
     channel: Writing
     requests: RequestBook

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OperationCancelled", "exists", "load", "save"]
 
-CHUNK_BYTES = 32 << 20
-"""Keys that are looked up, copied and validated together: the longer, the likelier one changes."""
 MAX_FRAME_KEYS = 8192
 ATTEMPTS = 3
 ABORT_MS = 100
@@ -127,10 +125,11 @@ def _load(
     reader = context.reader
     nkeys = spans.nkeys
     places = bytearray(PLACE_BYTES * nkeys)
-    ends = None if spans.nbytes <= CHUNK_BYTES else _key_ends(spans)
+    chunk_bytes = context.device.chunk_bytes
+    ends = None if spans.nbytes <= chunk_bytes else _key_ends(spans)
     first = attempts = 0
     while first < nkeys:
-        count = nkeys - first if ends is None else _chunk(ends, first)
+        count = nkeys - first if ends is None else _chunk(ends, first, chunk_bytes)
         found, miss = reader.lookup(digests, spans.lengths, first, count, places, tick)
         if found:
             end, why = context.device.copy_out(
@@ -494,10 +493,10 @@ def _key_ends(spans: Spans) -> list[int]:
     return list(accumulate(memoryview(spans.lengths).cast("Q")))
 
 
-def _chunk(ends: list[int], first: int) -> int:
-    """Return how many keys from `first` make at most CHUNK_BYTES, at least one."""
+def _chunk(ends: list[int], first: int, chunk_bytes: int) -> int:
+    """Return how many keys from `first` make at most `chunk_bytes`, at least one."""
     start = ends[first - 1] if first else 0
-    return max(1, bisect_right(ends, start + CHUNK_BYTES, first) - first)
+    return max(1, bisect_right(ends, start + chunk_bytes, first) - first)
 
 
 def _sum_lengths(spans: Spans, nkeys: int) -> int:

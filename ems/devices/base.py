@@ -1,5 +1,7 @@
 """The seam to a kind of device: how bytes travel between its memory and the pool.
 
+    admit (in the submitting thread) ──▶ Copier ──copy_in / copy_out (in any thread)──▶ done
+
 A back end is one module that has a `make_device()`; `ems.devices.registry` finds it by name and
 imports it only when it is asked for. `tests/contract` holds the suite that each must pass.
 """
@@ -12,11 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from ems_native._copy import CancelFlag, Spans
 
-__all__ = ["CopyEnd", "Device", "DeviceError"]
+__all__ = ["CopyEnd", "Copier", "Device", "DeviceError", "NoContextError"]
 
 
 class DeviceError(Exception):
     """Access to device memory failed. Callers of EMS see `EMS_INTERNAL_ERROR`."""
+
+
+class NoContextError(DeviceError):
+    """A call needs this thread to enter its device first."""
 
 
 class CopyEnd(enum.IntEnum):
@@ -28,23 +34,18 @@ class CopyEnd(enum.IntEnum):
     CHECKSUM = 3
 
 
-class Device(Protocol):
+class Copier(Protocol):
     """Copies of one batch, run in any thread; must not hold the GIL while they copy.
 
     Both return only when the copy has really ended, streams of the device included: from then on
     not one byte of either side is touched. They look at the cancel flag and the deadline at least
-    every 4 MiB. They return the first key that is not completely done, and a `CopyEnd`.
+    every 4 MiB (on a device with streams: while they wait for them). They return the first key that
+    is not completely done, and a `CopyEnd`.
     """
 
     @property
-    def name(self) -> str:
-        """The name in the registry."""
-
-    def register(self, address: int, nbytes: int) -> None:
-        """Prepare a mapping of the pool for copies; it stays until `unregister`."""
-
-    def unregister(self, address: int, nbytes: int) -> None:
-        """Undo `register`; after it the device does not touch the mapping any more."""
+    def chunk_bytes(self) -> int:
+        """How much a load looks up, copies and validates together."""
 
     def copy_in(
         self,
@@ -86,3 +87,35 @@ class Device(Protocol):
         With `verify` the checksum of what was copied is compared, and `CopyEnd.CHECKSUM` reported
         with the first key whose bytes differ from it.
         """
+
+
+class Device(Copier, Protocol):
+    """A back end. What it copies without `admit` is not ordered behind anybody's kernels."""
+
+    @property
+    def name(self) -> str:
+        """The name in the registry."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The devices whose memory it copies, as tensors name them: "cpu", "npu", "cuda"."""
+
+    def admit(self, spans: Spans) -> Copier:
+        """Say who copies a batch, and order it behind what its submitter's stream has to do.
+
+        Called in the thread that submits the batch, before anything else happens to it. The copier
+        is for this batch, and used for one operation.
+
+        Raises:
+            EmsException: `EMS_INVALID_ARGUMENT` when the memory is none of this device, or some of
+                it another's; `EMS_INTERNAL_ERROR` when the runtime failed.
+        """
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Prepare a mapping of the pool for copies; it stays until `unregister`."""
+
+    def unregister(self, address: int, nbytes: int) -> None:
+        """Undo `register`; after it the device does not touch the mapping any more."""
+
+    def close(self) -> None:
+        """Give everything back; idempotent. No copy may be running."""

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import cast
 
 from ems.common.argument import shown
 from ems.common.exception import internal_error, invalid_argument
-from ems.devices.base import Device
+from ems.devices.base import Device, DeviceError
 
-__all__ = ["BACK_ENDS", "open_device"]
+__all__ = ["BACK_ENDS", "DEVICE_VARIABLE", "chosen_device", "open_device"]
 
-BACK_ENDS = {"cpu": "ems.devices.cpu"}
+BACK_ENDS = {
+    "acl": "ems.devices.acl",
+    "auto": "ems.devices.auto",
+    "cpu": "ems.devices.cpu",
+    "cuda": "ems.devices.cuda",
+}
 """Name to module; each module has a `make_device()`."""
+DEVICE_VARIABLE = "EMS_DEVICE"
+DEFAULT = "auto"
+
+
+def chosen_device() -> Device:
+    """Return a new instance of the back end that `EMS_DEVICE` names, `auto` if it names none.
+
+    Raises:
+        EmsException: as `open_device`.
+    """
+    return open_device(os.environ.get(DEVICE_VARIABLE) or DEFAULT)
 
 
 def open_device(name: str) -> Device:
@@ -26,8 +43,10 @@ def open_device(name: str) -> Device:
     module = BACK_ENDS.get(name)
     if module is None:
         known = ", ".join(sorted(BACK_ENDS))
-        raise invalid_argument(f"device is {shown(name)}; there are: {known}")
+        raise invalid_argument(f"{DEVICE_VARIABLE} is {shown(name)}; there are: {known}")
     try:
         return cast(Device, importlib.import_module(module).make_device())
-    except (ImportError, OSError) as error:
-        raise internal_error(f"the device back end {name!r} does not work here: {error}") from error
+    except (ImportError, OSError, DeviceError) as error:
+        raise internal_error(
+            f"the device back end {name!r} does not work here: {error}; see `ems doctor`"
+        ) from error

@@ -14,6 +14,7 @@ from ems.common.deadline import Deadline, DeadlineExpired
 from ems.common.exception import EmsErrorCode, EmsException
 from ems.common.metrics import Count
 from ems.devices.base import DeviceError
+from ems.devices.cpu import CpuDevice
 from ems_native._copy import CancelFlag
 
 KEYS = ["a", "b", "c", "d"]
@@ -111,7 +112,7 @@ def test_keep_leaves_what_is_there_and_copies_only_the_rest(bench: Bench) -> Non
 def test_chunks_of_a_large_batch_are_validated_one_by_one(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "CHUNK_BYTES", 12_000)
+    monkeypatch.setattr(CpuDevice, "chunk_bytes", 12_000)
     save_all(bench)
     bench.faults.steps.clear()
     hits, target = load_all(bench)

@@ -1,0 +1,120 @@
+"""Whatever memory a call brings: the device that owns it copies it, the CPU what nobody owns."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ems.common.exception import invalid_argument
+from ems.devices import acl, cuda
+from ems.devices.base import Copier, Device
+from ems.devices.cpu import CHUNK_BYTES, CpuDevice
+from ems.devices.streams import StreamDevice
+from ems_native._acl import first_unreadable
+
+if TYPE_CHECKING:
+    from ems_native._copy import CancelFlag, Spans
+
+__all__ = ["AutoDevice", "make_device"]
+
+_log = logging.getLogger("ems.devices")
+
+
+class AutoDevice:
+    """Asks each runtime, then the CPU.
+
+    A runtime that nobody initialised owns nothing, and is not initialised here: a process that uses
+    no accelerator gets none.
+
+    Args:
+        accelerators: the back ends whose runtimes were found.
+    """
+
+    name = "auto"
+    chunk_bytes = CHUNK_BYTES
+
+    def __init__(self, accelerators: list[StreamDevice]) -> None:
+        self.accelerators = accelerators
+        self._cpu = CpuDevice()
+        self.kinds = self._cpu.kinds + tuple(kind for one in accelerators for kind in one.kinds)
+
+    def admit(self, spans: Spans) -> Copier:
+        """See `Device.admit`."""
+        for accelerator in self.accelerators:
+            batch = accelerator.admit_own(spans)
+            if batch is not None:
+                return batch
+        copier = self._cpu.admit(spans)
+        # Rather refused here than found out by the CPU, which dies of it.
+        piece = first_unreadable(spans.handle)
+        if piece is not None:
+            key, at = spans.where(piece)
+            raise invalid_argument(
+                f"value_list[{key}][{at}] is memory of no device, and none that this process can "
+                "read: is data_ptr right, and what it belonged to still alive?"
+            )
+        return copier
+
+    def copy_in(
+        self,
+        spans: Spans,
+        first: int,
+        count: int,
+        base: int,
+        places: bytearray,
+        cancel: CancelFlag | None,
+        deadline_ns: int,
+        mask: bytes | None = None,
+    ) -> tuple[int, int]:
+        """See `Copier.copy_in`."""
+        copier = self.admit(spans)
+        return copier.copy_in(spans, first, count, base, places, cancel, deadline_ns, mask)
+
+    def copy_out(
+        self,
+        spans: Spans,
+        first: int,
+        count: int,
+        base: int,
+        places: bytearray,
+        cancel: CancelFlag | None,
+        deadline_ns: int,
+        verify: bool,
+    ) -> tuple[int, int]:
+        """See `Copier.copy_out`."""
+        copier = self.admit(spans)
+        return copier.copy_out(spans, first, count, base, places, cancel, deadline_ns, verify)
+
+    def register(self, address: int, nbytes: int) -> None:
+        """See `Device.register`."""
+        for accelerator in self.accelerators:
+            accelerator.register(address, nbytes)
+
+    def unregister(self, address: int, nbytes: int) -> None:
+        """See `Device.unregister`."""
+        for accelerator in self.accelerators:
+            accelerator.unregister(address, nbytes)
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        for accelerator in self.accelerators:
+            accelerator.close()
+
+
+def make_device() -> Device:
+    """Return the back end for what this machine has: the CPU's own where there is nothing else."""
+    accelerators: list[StreamDevice] = []
+    for name, find in (("acl", _find_acl), ("cuda", _find_cuda)):
+        try:
+            accelerators.append(find())
+        except OSError as error:
+            _log.debug("no %s: %s", name, error)
+    return AutoDevice(accelerators) if accelerators else CpuDevice()
+
+
+def _find_acl() -> StreamDevice:
+    return acl.make_stream_device(acl.find_runtime())
+
+
+def _find_cuda() -> StreamDevice:
+    return cuda.make_stream_device(cuda.find_runtime())
