@@ -16,7 +16,6 @@ from ems.client.core import Core
 from ems.client.profile import Profiler
 from ems.common.config import EmsConfig, InstanceConfig, check_config
 from ems.common.deadline import Deadline
-from ems.devices.cpu import CpuDevice
 from ems.home import HomeLoop
 from ems.testing.host_tensor import HostTensor
 
@@ -56,7 +55,7 @@ class V1Bench:
             self.home,
             self.session,  # type: ignore[arg-type]
             Core(self.home),
-            CpuDevice(),
+            self.bench.context.device,  # type: ignore[arg-type]
             profiler,
         )
 

@@ -30,6 +30,10 @@ class KVCacheType(str, enum.Enum):
         return str.__str__(self)
 
 
+class _LeftOut(int):
+    """The documented default of a rank, 0, that can be told from a 0 that somebody gave."""
+
+
 @public_class
 @dataclasses.dataclass
 class CcConfig_v1(InstanceConfig):
@@ -43,10 +47,10 @@ class CcConfig_v1(InstanceConfig):
             meet.
         tp_world_size: ranks of tensor parallelism, >= 1.
         pp_world_size: ranks of pipeline parallelism, >= 1.
-        rank_in_tp_group: this rank in its tensor-parallel group, >= 0. None, the default, means
-            `rank_id % tp_world_size`: the documented default of 0 would give all ranks of a group
-            one name for different bytes.
-        rank_in_pp_group: this rank in its pipeline-parallel group, >= 0. None, the default, means
+        rank_in_tp_group: this rank in its tensor-parallel group, >= 0. Left out (or None) it is
+            `rank_id % tp_world_size`, because 0 on every rank would be one name for different
+            bytes.
+        rank_in_pp_group: this rank in its pipeline-parallel group, >= 0. Left out (or None) it is
             `rank_id // tp_world_size % pp_world_size`: engines number the ranks of a stage first.
         llm_engine: names the engine whose memory layout the blocks have, 1 to 512 printable
             characters.
@@ -55,8 +59,8 @@ class CcConfig_v1(InstanceConfig):
     Checked by `Ems.init`, not here: real clients assign `kvcache_type` later.
     """
 
-    rank_in_tp_group: int | None = None
-    rank_in_pp_group: int | None = None
+    rank_in_tp_group: int | None = _LeftOut()
+    rank_in_pp_group: int | None = _LeftOut()
     llm_engine: str = "vllm"
     kvcache_type: KVCacheType | str = KVCacheType.MHA
 
@@ -80,7 +84,9 @@ class CcConfig_v1(InstanceConfig):
 
 
 def _check_rank(name: str, value: object, default: int) -> int:
-    return default if value is None else check_int(name, value, 0, _INT_MAX)
+    if value is None or isinstance(value, _LeftOut):
+        return default
+    return check_int(name, value, 0, _INT_MAX)
 
 
 def _check_type(name: str, value: object) -> KVCacheType:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def test_the_class_decides_the_generation_not_the_field() -> None:
         ({"rank_id": 5, "tp_world_size": 4, "pp_world_size": 2}, (1, 1)),
         ({"rank_id": 13, "tp_world_size": 4, "pp_world_size": 2}, (1, 1)),  # the next replica
         ({"rank_id": 5, "tp_world_size": 4, "rank_in_tp_group": 0}, (0, 0)),
+        ({"rank_id": 5, "tp_world_size": 4, "rank_in_tp_group": None}, (1, 0)),
         ({"rank_id": 5, "pp_world_size": 4, "rank_in_pp_group": 3}, (0, 3)),
     ],
 )
@@ -86,6 +88,14 @@ def test_a_rank_that_is_left_out_follows_from_the_global_one(
     found = check_config(EmsConfig(cc_config_v1=v1(**given))).instance
     assert isinstance(found, CcConfig_v1)
     assert (found.rank_in_tp_group, found.rank_in_pp_group) == expected
+
+
+def test_a_rank_that_is_left_out_reads_as_documented() -> None:
+    assert v1(tp_world_size=4, rank_id=3).rank_in_tp_group == 0
+    copied = pickle.loads(pickle.dumps(v1(tp_world_size=4, rank_id=3)))
+    found = check_config(EmsConfig(cc_config_v1=copied)).instance
+    assert isinstance(found, CcConfig_v1)
+    assert found.rank_in_tp_group == 3
 
 
 def test_no_two_ranks_of_an_instance_have_the_same_place() -> None:
