@@ -69,12 +69,6 @@ class ChildJob(Generic[_Answer]):
             raise internal_error(f"a worker answered {answer!r}, not a {self._kind.__name__}")
         return answer
 
-    def end(self) -> None:
-        """End the child, whatever it does."""
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-
 
 @contextlib.contextmanager
 def started(
@@ -93,15 +87,18 @@ def started(
             start_new_session=True,  # a Ctrl-C in the terminal is ours to handle
         )
         with process:
-            child = ChildJob(process, stderr, kind)
             try:
+                child = ChildJob(process, stderr, kind)
                 assert process.stdin is not None
                 with contextlib.suppress(BrokenPipeError):  # answer() says why it is gone
                     pickle.dump(job, process.stdin)
                     process.stdin.flush()  # and stays open
                 yield child
             finally:
-                child.end()
+                # Before the pipes are closed, wherever a Ctrl-C came: to close one waits for the
+                # thread that reads it, which reads until the child has ended.
+                process.kill()
+                process.wait()
 
 
 def answer_job(work: Callable[[_Job, Callable[[], bool]], _Answer]) -> None:
