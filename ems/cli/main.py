@@ -15,6 +15,7 @@ __all__ = ["command", "main"]
 COMMANDS = {
     "serve": "Serve a pool to the processes of this node.",
     "status": "Show what a server and its pool are doing.",
+    "fsck": "Check a pool's memory, and mend it.",
     "purge": "Give a pool's memory back.",
     "demo": "See it work: a pool, two processes, a conversation workload.",
     "replay": "Run a recorded trace of requests against a pool.",

@@ -96,7 +96,7 @@ class Client:
         home = HomeLoop()
         home.start()
         try:
-            session = Session(home, settings.root, credentials, device, version)
+            session = Session(home, settings.root, credentials, device, version, settings.verify)
             try:
                 home.run(session.open, deadline, timeout_s=deadline.remaining_s() + 0.2)
             except TimeoutError as error:

@@ -74,6 +74,7 @@ class Session:
         credentials: to prove who the client is; None for nobody.
         device: each mapping of a pool is registered with it.
         client_version: told to the server.
+        verify: whether loads compare checksums; None: as the server says.
     """
 
     def __init__(
@@ -83,12 +84,14 @@ class Session:
         credentials: Credentials | None,
         device: Device,
         client_version: str,
+        verify: bool | None = None,
     ) -> None:
         self._home = home
         self._root = root
         self._credentials = credentials
         self._device = device
         self._client_version = client_version
+        self._verify = verify
         self._context: Context | None = None
         self._mapping: Mapping | None = None
         self._channel: WriteChannel | None = None
@@ -307,7 +310,7 @@ class Session:
         requests = self._context.requests
         self._channel.drop_idle()
         requests.forgive()
-        self._context = dataclasses.replace(self._context, verify=reply.verify)
+        self._context = dataclasses.replace(self._context, verify=self._verifies(reply.verify))
         self._arrived(reply.epoch)
         requests.resume()
 
@@ -330,7 +333,7 @@ class Session:
             data=mapping.data,
             counters=mapping.counters,
             device=self._device,
-            verify=reply.verify,
+            verify=self._verifies(reply.verify),
             channel=write_channel,
             requests=RequestBook(write_channel.next_request, self._wake_soon),
             suspect=self._suspect,
@@ -408,6 +411,9 @@ class Session:
         return False
 
     # ---- small things ----
+
+    def _verifies(self, server_says: bool) -> bool:
+        return server_says if self._verify is None else self._verify
 
     def _is_current(self, context: Context | None) -> bool:
         if context is None or not self._attached:

@@ -12,7 +12,7 @@ import os
 import re
 from typing import ClassVar, TypeVar
 
-from ems.common.argument import check_int, shown, wrong_type
+from ems.common.argument import check_bool, check_int, shown, wrong_type
 from ems.common.boundary import public_class
 from ems.common.exception import invalid_argument
 from ems.common.size import format_size, parse_size
@@ -101,8 +101,10 @@ class EmsConfig:
         access_key: 32 to 256 characters of digits, letters, `+`, `/`, `=`; None or "" for none.
         root: directory of the node server; None means `EMS_ROOT`, else `/dev/shm/ems`.
         init_timeout_ms: how long `Ems.init` may take to reach the server.
+        verify: whether loads compare checksums; None leaves it to the server (`ems serve --verify`,
+            on by default).
 
-    The last two are additions of this implementation. Checked by `Ems.init`, which takes a copy.
+    The last three are additions of this implementation. Checked by `Ems.init`, which takes a copy.
     """
 
     cc_config: InstanceConfig | None = None
@@ -111,6 +113,7 @@ class EmsConfig:
     access_key: str | None = dataclasses.field(default=None, repr=False)
     root: str | os.PathLike[str] | None = None
     init_timeout_ms: int = DEFAULT_INIT_TIMEOUT_MS
+    verify: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +125,7 @@ class ClientSettings:
     access_key: str | None = dataclasses.field(repr=False)
     instance: InstanceConfig | None
     init_timeout_ms: int
+    verify: bool | None = None
 
 
 def default_root() -> str:
@@ -203,6 +207,7 @@ def check_config(config: object) -> ClientSettings:
         init_timeout_ms=check_int(
             "config.init_timeout_ms", config.init_timeout_ms, 1, MAX_INIT_TIMEOUT_MS
         ),
+        verify=None if config.verify is None else check_bool("config.verify", config.verify),
     )
 
 

@@ -74,6 +74,35 @@ class PoolStats:
     page_kind: int
 
 
+@dataclass(frozen=True)
+class Mended:
+    """What was wrong in a pool that was taken over; all of it is right now.
+
+    Args:
+        intents: commits that the last server had begun, finished.
+        entries: entries half written, or impossible: emptied.
+        overlaps: entries that claimed the memory of others: emptied.
+        reservations: impossible ones, freed.
+    """
+
+    intents: int
+    entries: int
+    overlaps: int
+    reservations: int
+
+    @property
+    def any(self) -> bool:
+        """Whether there was anything to mend."""
+        return bool(self.intents or self.entries or self.overlaps or self.reservations)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.intents} commits finished, {self.entries} half-written or impossible entries "
+            f"and {self.overlaps} overlapping ones emptied, {self.reservations} impossible "
+            "reservations freed"
+        )
+
+
 class Pool:
     """The single writer's view of a pool. One thread (the server's loop) owns it.
 
@@ -92,6 +121,7 @@ class Pool:
         self._draining = False
         self.geometry = sizes
         self.epoch = 0
+        self.mended = Mended(*self._writer.mended())
 
     # ---- birth -----------------------------------------------------------------------------
 

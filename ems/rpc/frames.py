@@ -38,6 +38,7 @@ FLAG_FORCE = 2
 FLAG_CHAIN = 1
 
 _HELLO = struct.Struct("<II16s")
+HELLO_BYTES = _HELLO.size
 _COUNT = struct.Struct("<II")
 _SUSPECT = struct.Struct("<Q16s")
 _EPOCH = struct.Struct("<Q")

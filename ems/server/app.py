@@ -24,13 +24,13 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
-from grpclib.server import Server
 
 from ems import __version__
 from ems.common.size import format_size
 from ems.pool import ServerState
 from ems.server import files, store
 from ems.server.config import ServerConfig
+from ems.server.control import ControlServer
 from ems.server.counters import CounterPages
 from ems.server.credentials import Authenticator
 from ems.server.files import RefusedToStart
@@ -58,6 +58,8 @@ SUSPECT_POLL_S = 0.004
 SLOW_POLL_S = 1.0
 DRAIN_S = 5.0
 CLOSE_S = 1.0
+MOST_SILENT_PEERS = 512
+"""Connections of either socket that nobody has said anything useful on."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -81,7 +83,6 @@ def run(config: ServerConfig) -> None:
             ) from None
         try:
             os.umask(0o777 & ~config.file_mode)
-            _allow_many_connections()
             anyio.run(
                 _Application(config).main,
                 backend="asyncio",
@@ -96,10 +97,17 @@ def run(config: ServerConfig) -> None:
             log.stop()
 
 
-def _allow_many_connections() -> None:
-    """Raise the soft limit of descriptors, often 1024: every session has a few connections."""
+def _allow_many_connections() -> int:
+    """Raise the soft limit of descriptors, often 1024: every session has a few connections.
+
+    Returns:
+        How many silent peers each socket may have, so that descriptors are left for all others.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
+        return MOST_SILENT_PEERS
+    return max(1, min(MOST_SILENT_PEERS, hard // 8))
 
 
 @contextlib.contextmanager
@@ -185,8 +193,9 @@ class _Serving:
             pool, opened.locks.is_held, pages, self._drop_session, time.monotonic_ns
         )
         self._suspicion = anyio.Event()
+        silent_peers = _allow_many_connections()
         self._writes = WriteServer(
-            pool, opened.data.address, self._sessions.authorize, self._disconnected
+            pool, opened.data.address, self._sessions.authorize, self._disconnected, silent_peers
         )
         self._service = PoolService(
             pool,
@@ -197,7 +206,7 @@ class _Serving:
             suspect=self._wake_suspect_poll,
             verify=config.verify,
         )
-        self._control = Server([self._service])
+        self._control = ControlServer([self._service], silent_peers)
         self._preparation = Preparation(
             pool,
             opened.data.address,

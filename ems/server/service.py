@@ -31,6 +31,7 @@ from ems.server.counters import CounterPages
 from ems.server.credentials import Authenticator, WrongCredentials
 from ems.server.prepare import PAGE_NAMES
 from ems.server.sessions import NoSuchSession, Sessions
+from ems.shm import layout
 from ems_native._index import ABI_VERSION, LAYOUT
 
 __all__ = ["PoolService"]
@@ -176,13 +177,14 @@ class PoolService(PoolBase):
 
 
 def _check_versions(request: AttachRequest) -> None:
-    ours = (int(ABI_VERSION), int(LAYOUT["LAYOUT_VERSION"]))
-    theirs = (request.abi_version, request.layout_version)
-    if theirs != ours:
+    layout_version = int(LAYOUT["LAYOUT_VERSION"])
+    readable = layout.is_readable(request.layout_version, layout_version)
+    if request.abi_version != ABI_VERSION or not readable:
         raise GRPCError(
             Status.FAILED_PRECONDITION,
-            f"client {request.client_version or '?'} speaks ABI {theirs[0]} and memory layout "
-            f"{theirs[1]}, "
-            f"this server {__version__} ABI {ours[0]} and layout {ours[1]}: install the same "
-            "version of ems on both sides",
+            f"client {request.client_version or '?'} speaks ABI {request.abi_version} and memory "
+            f"layout {layout.describe_version(request.layout_version)}, "
+            f"this server {__version__} ABI {ABI_VERSION} and layout "
+            f"{layout.describe_version(layout_version)}: install the same version of ems on both "
+            "sides",
         )

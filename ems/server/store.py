@@ -87,6 +87,17 @@ def open_store(config: ServerConfig, going: Callable[[], bool]) -> Store:
     if retired and not files.holders_of(root):
         files.remove_files(root)  # a server died between giving the pool up and unlinking it
         return _create(config, going)
+    if head is not None and not retired and not config.recreate:
+        version = int(LAYOUT["LAYOUT_VERSION"])
+        if not layout.is_readable(head.layout_version, version):
+            # A cache of another version is worth less than a server that does not start.
+            _log.warning(
+                "the pool in %s has memory layout %s, this server knows %s: it is replaced and its "
+                "blocks are lost",
+                root, layout.describe_version(head.layout_version),
+                layout.describe_version(version),
+            )  # fmt: skip
+            retired = True
     if config.recreate or retired:
         _take_down(config, going)
         return _create(config, going)
@@ -94,12 +105,6 @@ def open_store(config: ServerConfig, going: Callable[[], bool]) -> Store:
         raise RefusedToStart(
             f"{root} holds a file `{layout.INDEX}` that is no pool; --recreate replaces it, `ems "
             "purge` removes it"
-        )
-    if head.layout_version != LAYOUT["LAYOUT_VERSION"]:
-        raise RefusedToStart(
-            f"the pool in {root} has memory layout {head.layout_version}, this server knows "
-            f"{LAYOUT['LAYOUT_VERSION']}: "
-            "start the version of ems that made it, or replace it with --recreate"
         )
     return _recover(config)
 
@@ -260,6 +265,8 @@ def _recover(config: ServerConfig) -> Store:
         "took over a pool of %s with %d blocks in %.1f s, epoch %d",
         format_size(sizes.capacity), pool.stats().entries, time.monotonic() - started, pool.epoch,
     )  # fmt: skip
+    if pool.mended.any:
+        _log.warning("mended what the last server left: %s", pool.mended)
     return Store(
         pool, header["pool_id"], index, recency, counters, data, locks,
         hugetlb=file_system(os.path.dirname(os.path.realpath(data.path))).hugetlb,

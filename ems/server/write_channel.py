@@ -25,7 +25,13 @@ _log = logging.getLogger("ems.server.write_channel")
 
 _REMEMBERED_ABORTS = 1024
 _RECEIVE_BYTES = 256 << 10
+_STRANGER_BYTES = 4 << 10
+"""Buffer of a connection that has not said whose it is."""
 _HELLO_WITHIN_S = 5.0
+_MOST_STRANGERS = 512
+_MOST_CONNECTIONS = 256
+"""Of one session; its client keeps 16 that are idle and one per operation under way."""
+_MOST_CHECKS = 16
 
 
 class _Refused(Exception):
@@ -59,6 +65,7 @@ class WriteServer:
         data: address of the mapped data file, to check suspected blocks.
         authorize: whether a session with that secret may write now.
         on_disconnect: called when the last connection of a session ended.
+        most_strangers: connections that have not said whose they are; beyond, the oldest ends.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class WriteServer:
         data: int,
         authorize: Callable[[int, bytes], bool],
         on_disconnect: Callable[[int], None],
+        most_strangers: int = _MOST_STRANGERS,
     ) -> None:
         self.pool = pool
         self.messages = 0
@@ -74,14 +82,19 @@ class WriteServer:
         self._authorize = authorize
         self._on_disconnect = on_disconnect
         self._sessions: dict[int, _Session] = {}
-        self._strangers: set[_Connection] = set()
-        self._checks: set[asyncio.Task[None]] = set()
+        self._strangers: dict[_Connection, None] = {}  # oldest first
+        self._most_strangers = most_strangers
+        self._checks: dict[int, asyncio.Task[None]] = {}  # by slot
         self._server: asyncio.AbstractServer | None = None
 
     async def start(self, sock: socket.socket) -> None:
         """Serve on a bound, listening or not yet listening, unix socket."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Connection(self), sock=sock)
+        self._server = await loop.create_unix_server(self.connection, sock=sock)
+
+    def connection(self) -> asyncio.BufferedProtocol:
+        """The protocol of one accepted connection."""
+        return _Connection(self)
 
     async def close(self) -> None:
         """Stop accepting, end all connections and wait for the checks under way."""
@@ -92,7 +105,7 @@ class WriteServer:
         for stranger in list(self._strangers):
             stranger.close()
         if self._checks:
-            await asyncio.gather(*self._checks, return_exceptions=True)
+            await asyncio.gather(*self._checks.values(), return_exceptions=True)
         if self._server is not None:
             await self._server.wait_closed()
 
@@ -106,12 +119,16 @@ class WriteServer:
     # ---- called by connections ----
 
     def joined(self, connection: _Connection) -> None:
-        """Count a connection that has not said whose it is."""
-        self._strangers.add(connection)
+        """Count a connection that has not said whose it is; too many push the oldest out."""
+        self._strangers[connection] = None
+        if len(self._strangers) > self._most_strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.close()
 
     def left(self, connection: _Connection) -> None:
         """Forget a connection that ended."""
-        self._strangers.discard(connection)
+        self._strangers.pop(connection, None)
         known = self._sessions.get(connection.session)
         if known is None or connection not in known.connections:
             return
@@ -126,9 +143,14 @@ class WriteServer:
         session, secret = frames.parse_hello(payload)
         if not self._authorize(session, secret):
             raise _Refused(f"session {session} is not known here or does not hold its lock")
-        self._strangers.discard(connection)
+        known = self._sessions.setdefault(session, _Session())
+        if len(known.connections) >= _MOST_CONNECTIONS:
+            raise _Refused(
+                f"session {session} has {_MOST_CONNECTIONS} connections already; close some of them"
+            )
+        self._strangers.pop(connection, None)
         connection.session = session
-        self._sessions.setdefault(session, _Session()).connections.add(connection)
+        known.connections.add(connection)
         return frames.hello_answer(self.pool.epoch)
 
     def answer(self, session: int, kind: int, request: int, payload: bytes) -> bytes:
@@ -163,9 +185,13 @@ class WriteServer:
         found = self.pool.locate(digest)
         if found is None or found[1] != version:
             return False
-        task = asyncio.ensure_future(self._check(*found))
-        self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
+        slot = found[0]
+        if slot not in self._checks:
+            if len(self._checks) >= _MOST_CHECKS:
+                return False  # whoever reads it next reports it again
+            task = asyncio.ensure_future(self._check(*found))
+            self._checks[slot] = task
+            task.add_done_callback(lambda done: self._checks.pop(slot, None))
         return True
 
     async def _check(self, slot: int, version: int, offset: int, length: int, want: int) -> None:
@@ -187,8 +213,7 @@ class _Connection(asyncio.BufferedProtocol):
         self.session = 0
         self._server = server
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray(_RECEIVE_BYTES)
-        self._view = memoryview(self._buffer)
+        self._view = memoryview(bytearray(_STRANGER_BYTES))
         self._filled = 0
         self._hello_timer: asyncio.TimerHandle | None = None
 
@@ -231,6 +256,10 @@ class _Connection(asyncio.BufferedProtocol):
         try:
             while self._filled - at >= HEADER_BYTES:
                 header = frames.parse_header(bytes(self._view[at : at + HEADER_BYTES]))
+                if self.session == 0 and header.kind != Kind.HELLO:
+                    raise FrameError("the first frame of a connection must be HELLO")
+                if self.session == 0 and header.nbytes != frames.HELLO_BYTES:
+                    raise FrameError(f"a HELLO has {frames.HELLO_BYTES} bytes, not {header.nbytes}")
                 end = at + HEADER_BYTES + header.nbytes
                 if end > self._filled:
                     break
@@ -245,15 +274,16 @@ class _Connection(asyncio.BufferedProtocol):
                 self._transport.close()
             return
         if at:
-            self._view[: self._filled - at] = bytes(self._view[at : self._filled])
-            self._filled -= at
+            left = bytes(self._view[at : self._filled])
+            if self.session and len(self._view) < _RECEIVE_BYTES:
+                self._view = memoryview(bytearray(_RECEIVE_BYTES))
+            self._view[: len(left)] = left
+            self._filled = len(left)
         self._send(answers)
 
     def _answer(self, header: frames.Header, payload: bytes) -> bytes:
         self._server.messages += 1
         if self.session == 0:
-            if header.kind != Kind.HELLO:
-                raise FrameError("the first frame of a connection must be HELLO")
             return self._server.greet(self, payload)
         return self._server.answer(self.session, header.kind, header.request, payload)
 

@@ -32,6 +32,8 @@ __all__ = [
     "WRITE_SOCKET",
     "PoolState",
     "Prologue",
+    "describe_version",
+    "is_readable",
     "parse_prologue",
     "read_prologue",
 ]
@@ -54,6 +56,7 @@ POOL_FILES = (INDEX, INDEX_UNFINISHED, RECENCY, COUNTERS, DATA, SESSIONS_LOCK)
 """In the order in which a pool is taken down: without its index it does not exist any more."""
 
 MAGIC = b"EMSPOOL1"
+_MAJOR = 0xFFFFFFFF
 _PROLOGUE = struct.Struct("<8s16sQQQQQ")
 
 
@@ -82,6 +85,16 @@ class Prologue:
     state: int
     file_kind: int
     file_bytes: int
+
+
+def is_readable(layout_version: int, ours: int) -> bool:
+    """Whether a version of the format can be read by one that knows `ours`: any minor version."""
+    return layout_version & _MAJOR == ours & _MAJOR
+
+
+def describe_version(layout_version: int) -> str:
+    """Return a layout version for a text, as major.minor."""
+    return f"{layout_version & _MAJOR}.{layout_version >> 32}"
 
 
 def parse_prologue(head: bytes) -> Prologue | None:
