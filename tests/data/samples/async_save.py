@@ -1,0 +1,54 @@
+import os
+import torch, torch_npu
+from ems import Ems, EmsConfig, EmsException, CcConfig, CcKvOption, KvBufferWrapper
+
+# 初始化cc配置
+cc_config = CcConfig(rank_id=8, device_id=0, model_id="llama2-13b")
+
+# 初始化Ems
+config = EmsConfig(cc_config=cc_config)
+try:
+    Ems.init(config)
+except EmsException as e:
+    print(f"exception: {e}.")
+    exit(1)
+
+# 获取context caching对象
+cc = Ems.get_cc()
+if cc is None:
+    print("cc is None.")
+    exit(1)
+
+# 设置save请求的超时时间
+option = CcKvOption(timeout=5000)
+
+# 组成键值列表
+key_list = ["123", "66"]
+key_list2 = ["hello_world"]
+# 仅支持npu设备的tensor
+tensor1 = torch.ones(2, device="npu:1")
+tensor2 = torch.ones(6, device="npu:1")
+tensor3 = torch.ones(1, 4, 2, device="npu:1")
+len1 = tensor1.numel() * tensor1.element_size()
+len2 = tensor2.numel() * tensor2.element_size()
+val_list = [[KvBufferWrapper(tensor1.data_ptr, len1)], [KvBufferWrapper(tensor2.data_ptr, len2)]]
+
+len3 = tensor2.numel() * tensor3.element_size()
+val_list2 = [[KvBufferWrapper(tensor1.data_ptr, len3)]]
+
+future_list = []
+# 多次异步下发异步save请求，增加save并发能力。
+try:
+    for idx in range(2):
+        future_list.append(cc.async_save(option, key_list, val_list))
+        future_list.append(cc.async_save(option, key_list2, val_list2))
+except EmsException as e:
+    print(f"failed to save, {e}.")
+    exit(2)
+
+try:
+    for future in future_list:
+        result = future.result()
+        print(f"rsult:{result}")
+except EmsException as e:
+    print(f"failed to get result, {e}.")

@@ -1,0 +1,57 @@
+"""The emulated NPU, built once for a test run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ems.testing.emulated_npu import LIBRARY, EmulatedNpu, build, find_compiler, site_folder
+
+SETTINGS = {
+    "copy_delay_us": 0,
+    "hang": 0,
+    "fail_call": 0,
+    "fail_name": "",
+    "fail_code": 507000,
+    "fail_copy": 0,
+    "unregistered": 0,
+}
+
+
+@pytest.fixture(scope="session")
+def npu_variant(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Builds the library, lacking some calls, and returns its folder."""
+    if find_compiler() is None:
+        pytest.skip("the emulated NPU needs a C compiler")
+
+    @functools.cache
+    def variant(*without: str) -> str:
+        folder = tmp_path_factory.mktemp("npu") / "lib64"
+        folder.mkdir()
+        return build(folder, without)
+
+    return variant
+
+
+@pytest.fixture(scope="session")
+def npu_folder(npu_variant: Callable[..., str]) -> str:
+    return npu_variant()
+
+
+@pytest.fixture
+def npu(npu_folder: str) -> Iterator[EmulatedNpu]:
+    """The library in this process, as the tests turn it."""
+    emulated = EmulatedNpu(str(Path(npu_folder, LIBRARY)))
+    emulated.reset_counts()
+    yield emulated
+    for name, value in SETTINGS.items():
+        emulated.set(name, value)
+
+
+@pytest.fixture
+def npu_environment(npu_folder: str) -> dict[str, str]:
+    """What makes another process find the emulated NPU, and a `torch_npu` over it."""
+    return {"LD_LIBRARY_PATH": npu_folder, "PYTHONPATH": site_folder()}
