@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from ems.testing.host_tensor import HostTensor
 from ems.testing.local_pool import LocalPool
 from ems.testing.workload import BlockPattern
 
-__all__ = ["BlockPattern", "LocalPool"]
+__all__ = ["BlockPattern", "HostTensor", "LocalPool"]
