@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "place.h"
 
@@ -36,20 +37,43 @@ struct ems_copy_limits {
 
 #define EMS_COPY_SLICE ((size_t)1 << 20)
 
-/* One set of inner loops; all give the same bytes and the same sums. */
+/* How far ahead of its use memory is fetched, bytes. */
+#define EMS_AHEAD ((size_t)4096)
+
+/* One set of inner loops; all give the same bytes and the same sums. Any alignment of both sides.
+ * What is to be fetched meanwhile (as many bytes as are read) may be NULL. */
 struct ems_kernel {
     const char *name;
     int (*supported)(void);
-    /* Sum of one chunk (at most EMS_CHUNK bytes) without mix. */
-    uint64_t (*sum)(const void *source, size_t nbytes);
-    /* Copies whole chunks past the caches to a 64-byte aligned target and returns the sum of their
-     * contributions. */
-    uint64_t (*copy_chunks)(void *target, const void *source, size_t nchunks, uint64_t chunk);
-    /* Copies past the caches; any alignment, any length. */
-    void (*stream)(void *target, const void *source, size_t nbytes);
+    /* Sum of one chunk (at most EMS_CHUNK bytes) without mix; `later` is fetched to the second
+     * cache. */
+    uint64_t (*sum)(const void *source, size_t nbytes, const void *later);
+    /* Copies past the caches; what follows the source, and at its end `next`, is fetched to the
+     * first one. */
+    void (*stream)(void *target, const void *source, size_t nbytes, const void *next);
     /* Orders streaming stores before everything that follows. */
     void (*fence)(void);
 };
+
+/* What the SIMD kernels share of `stream`: ragged ends through the cache, whole lines of an aligned
+ * target by `lines`, which fetches from `next` on while it copies. */
+static inline void ems_stream_split(unsigned char *to, const unsigned char *from, size_t nbytes,
+                                    const unsigned char *next,
+                                    void (*lines)(unsigned char *, const unsigned char *, size_t,
+                                                  const unsigned char *))
+{
+    size_t head = -(uintptr_t)to & 63, middle, early;
+
+    if (head > nbytes)
+        head = nbytes;
+    memcpy(to, from, head);
+    to += head, from += head, nbytes -= head;
+    middle = nbytes & ~(size_t)63;
+    early = middle > EMS_AHEAD ? middle - EMS_AHEAD : 0;
+    lines(to, from, early, from + EMS_AHEAD);
+    lines(to + early, from + early, middle - early, next);
+    memcpy(to + middle, from + middle, nbytes - middle);
+}
 
 extern const struct ems_kernel ems_kernel_avx2, ems_kernel_neon, ems_kernel_portable;
 

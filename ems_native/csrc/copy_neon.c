@@ -37,64 +37,45 @@ static inline uint32x4_t load(const unsigned char *from)
     return vreinterpretq_u32_u8(vld1q_u8(from));
 }
 
-static uint64_t sum(const void *source, size_t nbytes)
+static uint64_t sum(const void *source, size_t nbytes, const void *later)
 {
-    const unsigned char *from = source;
+    const unsigned char *from = source, *fetch = later;
     uint64x2_t even = vdupq_n_u64(0), odd = even;
     size_t at = 0;
 
-    for (; at + 32 <= nbytes; at += 32) {
-        even = add_product(even, load(from + at), ems_checksum_keys + at / 8);
-        odd = add_product(odd, load(from + at + 16), ems_checksum_keys + at / 8 + 2);
+    for (; at + 64 <= nbytes; at += 64) {
+        const uint64_t *key = ems_checksum_keys + at / 8;
+
+        if (fetch)
+            __builtin_prefetch(fetch + at, 0, 2);
+        even = add_product(even, load(from + at), key);
+        odd = add_product(odd, load(from + at + 16), key + 2);
+        even = add_product(even, load(from + at + 32), key + 4);
+        odd = add_product(odd, load(from + at + 48), key + 6);
     }
     return vaddvq_u64(vaddq_u64(even, odd)) + ems_checksum_words(from + at, at, nbytes - at);
 }
 
-static uint64_t copy_chunks(void *target, const void *source, size_t nchunks, uint64_t chunk)
+static void stream_lines(unsigned char *to, const unsigned char *from, size_t nbytes,
+                         const unsigned char *next)
 {
-    unsigned char *to = target;
-    const unsigned char *from = source;
-    uint64_t total = 0;
+    for (size_t at = 0; at < nbytes; at += 64) {
+        uint32x4_t a, b, c, d;
 
-    for (size_t i = 0; i < nchunks; i++) {
-        uint64x2_t even = vdupq_n_u64(0), odd = even;
-        const uint64_t *key = ems_checksum_keys;
-
-        for (size_t at = 0; at < EMS_CHUNK; at += 64, to += 64, from += 64, key += 8) {
-            uint32x4_t a = load(from), b = load(from + 16), c = load(from + 32),
-                       d = load(from + 48);
-
-            store_pair(to, a, b);
-            store_pair(to + 32, c, d);
-            even = add_product(even, a, key);
-            odd = add_product(odd, b, key + 2);
-            even = add_product(even, c, key + 4);
-            odd = add_product(odd, d, key + 6);
-        }
-        total += ems_checksum_mix(vaddvq_u64(vaddq_u64(even, odd)), chunk + i, EMS_CHUNK);
+        if (next)
+            __builtin_prefetch(next + at, 0, 3);
+        a = load(from + at), b = load(from + at + 16);
+        c = load(from + at + 32), d = load(from + at + 48);
+        store_pair(to + at, a, b);
+        store_pair(to + at + 32, c, d);
     }
-    return total;
 }
 
-static void stream(void *target, const void *source, size_t nbytes)
+static void stream(void *target, const void *source, size_t nbytes, const void *next)
 {
-    unsigned char *to = target;
-    const unsigned char *from = source;
-    size_t head = -(uintptr_t)to & 63;
-
-    if (head > nbytes)
-        head = nbytes;
-    memcpy(to, from, head);
-    to += head, from += head, nbytes -= head;
-    for (; nbytes >= 64; nbytes -= 64, to += 64, from += 64) {
-        uint32x4_t a = load(from), b = load(from + 16), c = load(from + 32), d = load(from + 48);
-
-        store_pair(to, a, b);
-        store_pair(to + 32, c, d);
-    }
-    memcpy(to, from, nbytes);
+    ems_stream_split(target, source, nbytes, next, stream_lines);
 }
 
-const struct ems_kernel ems_kernel_neon = {"neon", supported, sum, copy_chunks, stream, fence};
+const struct ems_kernel ems_kernel_neon = {"neon", supported, sum, stream, fence};
 
 #endif

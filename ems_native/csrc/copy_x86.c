@@ -1,8 +1,5 @@
 /* AVX2 loops. Compiled without -m flags: `target` marks the functions, `supported` asks the CPU
- * first.
- *
- * 512-bit loops were measured and left out: equal for the plain copy, 3 to 20 % slower with the
- * sum. */
+ * first. 512-bit loops were measured and left out: equal for the copy, slower with the sum. */
 #include "copy.h"
 
 #if defined(__x86_64__)
@@ -14,16 +11,6 @@
 
 #define AVX2 __attribute__((target("avx2")))
 
-/* The prefetcher of the CPU stops at the end of a page; asking for the line one page ahead keeps
- * the memory busy (measured: +10 %). A prefetch never faults, so the end of the source needs no
- * care. */
-#define AHEAD 4096
-
-static inline void prefetch(const unsigned char *from)
-{
-    _mm_prefetch((const char *)((uintptr_t)from + AHEAD), _MM_HINT_T0);
-}
-
 static void fence(void)
 {
     _mm_sfence();
@@ -32,6 +19,11 @@ static void fence(void)
 static int supported(void)
 {
     return __builtin_cpu_supports("avx2");
+}
+
+AVX2 static inline __m256i load(const unsigned char *from)
+{
+    return _mm256_loadu_si256((const __m256i *)from);
 }
 
 AVX2 static inline __m256i product(__m256i words, const uint64_t *key)
@@ -48,71 +40,44 @@ AVX2 static inline uint64_t add_lanes(__m256i sums)
     return (uint64_t)_mm_cvtsi128_si64(half) + (uint64_t)_mm_extract_epi64(half, 1);
 }
 
-AVX2 static uint64_t sum(const void *source, size_t nbytes)
+AVX2 static uint64_t sum(const void *source, size_t nbytes, const void *later)
 {
     const unsigned char *from = source;
+    const char *fetch = later;
     __m256i even = _mm256_setzero_si256(), odd = even;
     size_t at = 0;
 
     for (; at + 64 <= nbytes; at += 64) {
         const uint64_t *key = ems_checksum_keys + at / 8;
 
-        even =
-            _mm256_add_epi64(even, product(_mm256_loadu_si256((const __m256i *)(from + at)), key));
-        odd = _mm256_add_epi64(
-            odd, product(_mm256_loadu_si256((const __m256i *)(from + at + 32)), key + 4));
+        if (fetch)
+            _mm_prefetch(fetch + at, _MM_HINT_T2);
+        even = _mm256_add_epi64(even, product(load(from + at), key));
+        odd = _mm256_add_epi64(odd, product(load(from + at + 32), key + 4));
     }
     return add_lanes(_mm256_add_epi64(even, odd)) + ems_checksum_words(from + at, at, nbytes - at);
 }
 
-AVX2 static uint64_t copy_chunks(void *target, const void *source, size_t nchunks, uint64_t chunk)
+AVX2 static void stream_lines(unsigned char *to, const unsigned char *from, size_t nbytes,
+                              const unsigned char *next)
 {
-    unsigned char *to = target;
-    const unsigned char *from = source;
-    uint64_t total = 0;
-
-    for (size_t i = 0; i < nchunks; i++) {
-        __m256i even = _mm256_setzero_si256(), odd = even;
-        const uint64_t *key = ems_checksum_keys;
-
-        for (size_t at = 0; at < EMS_CHUNK; at += 64, to += 64, from += 64, key += 8) {
-            __m256i a, b;
-
-            prefetch(from);
-            a = _mm256_loadu_si256((const __m256i *)from);
-            b = _mm256_loadu_si256((const __m256i *)(from + 32));
-            _mm256_stream_si256((__m256i *)to, a);
-            _mm256_stream_si256((__m256i *)(to + 32), b);
-            even = _mm256_add_epi64(even, product(a, key));
-            odd = _mm256_add_epi64(odd, product(b, key + 4));
-        }
-        total += ems_checksum_mix(add_lanes(_mm256_add_epi64(even, odd)), chunk + i, EMS_CHUNK);
-    }
-    return total;
-}
-
-AVX2 static void stream(void *target, const void *source, size_t nbytes)
-{
-    unsigned char *to = target;
-    const unsigned char *from = source;
-    size_t head = -(uintptr_t)to & 63;
-
-    if (head > nbytes)
-        head = nbytes;
-    memcpy(to, from, head);
-    to += head, from += head, nbytes -= head;
-    for (; nbytes >= 64; nbytes -= 64, to += 64, from += 64) {
+    for (size_t at = 0; at < nbytes; at += 64) {
         __m256i a, b;
 
-        prefetch(from);
-        a = _mm256_loadu_si256((const __m256i *)from);
-        b = _mm256_loadu_si256((const __m256i *)(from + 32));
-        _mm256_stream_si256((__m256i *)to, a);
-        _mm256_stream_si256((__m256i *)(to + 32), b);
+        if (next)
+            _mm_prefetch((const char *)next + at, _MM_HINT_T0);
+        a = load(from + at);
+        b = load(from + at + 32);
+        _mm256_stream_si256((__m256i *)(to + at), a);
+        _mm256_stream_si256((__m256i *)(to + at + 32), b);
     }
-    memcpy(to, from, nbytes);
 }
 
-const struct ems_kernel ems_kernel_avx2 = {"avx2", supported, sum, copy_chunks, stream, fence};
+static void stream(void *target, const void *source, size_t nbytes, const void *next)
+{
+    ems_stream_split(target, source, nbytes, next, stream_lines);
+}
+
+const struct ems_kernel ems_kernel_avx2 = {"avx2", supported, sum, stream, fence};
 
 #endif
