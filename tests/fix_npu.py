@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from npu_bench import Block, opened
 
+from ems import ContextCaching, Ems
+from ems.testing import LocalPool
 from ems.testing.emulated_npu import LIBRARY, EmulatedNpu, build, find_compiler, site_folder
 
 SETTINGS = {
@@ -55,3 +58,38 @@ def npu(npu_folder: str) -> Iterator[EmulatedNpu]:
 def npu_environment(npu_folder: str) -> dict[str, str]:
     """What makes another process find the emulated NPU, and a `torch_npu` over it."""
     return {"LD_LIBRARY_PATH": npu_folder, "PYTHONPATH": site_folder()}
+
+
+@pytest.fixture
+def npu_home(npu_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes this process find the emulated NPU, and use it."""
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(Path(npu_folder).parent))
+    monkeypatch.setenv("EMS_DEVICE", "acl")
+
+
+@pytest.fixture
+def blocks(npu: EmulatedNpu) -> Iterator[Callable[..., Block]]:
+    """Makes memory of devices: `blocks(device, nbytes, pieces, data)`."""
+    made: list[Block] = []
+
+    def make(device: int, nbytes: int, pieces: int = 1, data: bytes | None = None) -> Block:
+        made.append(Block(npu, device, nbytes, pieces, data))
+        return made[-1]
+
+    yield make
+    for block in made:
+        block.free()
+
+
+@pytest.fixture(scope="module")
+def npu_pool() -> Iterator[LocalPool]:
+    """A pool for all tests of a module; `opened` gives each its own names in it."""
+    with LocalPool("256MiB") as pool:
+        yield pool
+
+
+@pytest.fixture
+def npu_cc(npu_home: None, npu: EmulatedNpu, npu_pool: LocalPool) -> Iterator[ContextCaching]:
+    """A client that copies memory of NPUs."""
+    yield opened(npu_pool)
+    Ems.close()

@@ -37,7 +37,7 @@ class Buffer:
 
 
 class Staging:
-    """The buffers of one device. Thread-safe; the thread must have entered the device.
+    """The buffers of one device. Thread-safe.
 
     Args:
         runtime: allocates them.
@@ -54,8 +54,12 @@ class Staging:
         """How many buffers a device may still write to."""
         return len(self._quarantined)
 
-    def take(self, nbytes: int) -> Buffer:
+    def take(self, nbytes: int, inside: Callable[[Callable[[int], int], int], int]) -> Buffer:
         """Return a buffer of at least `nbytes`.
+
+        Args:
+            nbytes: wanted.
+            inside: makes a call for the device.
 
         Raises:
             DeviceError: there is no pinned memory left.
@@ -66,7 +70,7 @@ class Staging:
                 if buffer.nbytes >= nbytes:
                     return self._free.pop(at)
         size = max(SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
-        return Buffer(self._runtime.allocate(size), size)
+        return Buffer(inside(self._runtime.allocate, size), size)
 
     def give(self, buffer: Buffer) -> None:
         """Give back a buffer that nobody writes to."""

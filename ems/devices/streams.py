@@ -312,7 +312,7 @@ class Batch:
             return None
         unit = self._unit
         stream = unit.to_host.stream(thread)
-        buffer = thread.call(unit.staging.take, keys.nbytes)
+        buffer = unit.staging.take(keys.nbytes, thread.inside)
         try:
             self._order(thread, stream)
             self._device.runtime.submit_to_host(

@@ -51,8 +51,14 @@ class Thread:
         if self._previous is not None:
             self._runtime.leave(self._previous)
 
+    def inside(self, function: Callable[..., _T], *arguments: object) -> _T:
+        """Call what makes something of the current device, whichever that is."""
+        if self._previous is None:
+            self._previous = self._runtime.enter(self._device)
+        return function(*arguments)
+
     def call(self, function: Callable[..., _T], *arguments: object) -> _T:
-        """Call, and once more inside the device if that is what it takes."""
+        """Call with a stream or an event; once more inside the device if that is what it takes."""
         try:
             return function(*arguments)
         except NoContextError:
@@ -89,7 +95,7 @@ class Lane:
     def stream(self, thread: Thread) -> int:
         """Return the stream; the lane is held."""
         if not self._stream:
-            self._stream = thread.call(self._runtime.create_stream)
+            self._stream = thread.inside(self._runtime.create_stream)
         return self._stream
 
     def end(self, thread: Thread) -> None:
@@ -163,7 +169,7 @@ class Unit:
             try:
                 event = self._events.pop()
             except IndexError:
-                event = thread.call(self._runtime.create_event)
+                event = thread.inside(self._runtime.create_event)
             thread.call(self._runtime.record, event, stream)
             return event
 
@@ -180,7 +186,9 @@ class Unit:
                 if address in self._registered:
                     continue
                 try:
-                    self._registered[address] = thread.call(self._runtime.register, address, nbytes)
+                    self._registered[address] = thread.inside(
+                        self._runtime.register, address, nbytes
+                    )
                 except DeviceError as error:
                     # Copies work all the same; only that their calls wait for them.
                     self._registered[address] = 0
@@ -191,7 +199,7 @@ class Unit:
         with self._lock:
             if self._registered.pop(address, 0):
                 with contextlib.suppress(DeviceError), self.entered() as thread:
-                    thread.call(self._runtime.unregister, address)
+                    thread.inside(self._runtime.unregister, address)
 
     def abandon(self, buffer: Buffer) -> None:
         """Set a buffer aside that the device may still write to; the lane to the host is held."""
