@@ -1,6 +1,10 @@
 # Callers' memory: one range of it, and a batch of ranges. Included by `_copy.pyx`.
 
 
+# Signatures are open, so that arguments that do not fit one are refused like any other.
+cdef object _MISSING = object()
+
+
 cdef uint64_t _positive(object value, str name) except 0:
     """Return an argument as a number in 1..2**63-1 or raise what callers are to see."""
     cdef int overflow = 0
@@ -66,8 +70,10 @@ cdef class KvBufferWrapper:
     cdef object _owner
     cdef Py_buffer _view
 
-    def __init__(self, data_ptr, length):
+    def __init__(self, data_ptr=_MISSING, length=_MISSING, *extra, **unknown):
         cdef uint64_t address
+        if length is _MISSING or data_ptr is _MISSING or extra or unknown:
+            raise _argument_error("KvBufferWrapper takes two arguments, data_ptr and length")
         if self.data_ptr:
             raise _argument_error("a KvBufferWrapper cannot be changed, make a new one")
         owner = None
@@ -91,13 +97,15 @@ cdef class KvBufferWrapper:
         self.data_ptr = address
 
     @classmethod
-    def from_tensor(cls, tensor):
+    def from_tensor(cls, tensor=_MISSING, *extra, **unknown):
         """Wrap the memory of a torch tensor, on whatever device, and keep the tensor alive.
 
         Raises:
             EmsException: ``EMS_INVALID_ARGUMENT`` if it is no tensor, or one that is empty, not
                 contiguous, or without memory (sparse, meta).
         """
+        if tensor is _MISSING or extra or unknown:
+            raise _argument_error("KvBufferWrapper.from_tensor takes one argument, tensor")
         try:
             contiguous = tensor.is_contiguous()
             nbytes = tensor.numel() * tensor.element_size()
@@ -117,7 +125,7 @@ cdef class KvBufferWrapper:
         return cls(data_ptr, nbytes)
 
     @classmethod
-    def from_buffer(cls, obj):
+    def from_buffer(cls, obj=_MISSING, *extra, **unknown):
         """Wrap anything contiguous with the buffer protocol: bytes, array, mmap, numpy array, …
 
         The buffer is held until the wrapper is gone, so it can neither be freed nor resized before.
@@ -128,6 +136,8 @@ cdef class KvBufferWrapper:
                 not contiguous.
         """
         cdef KvBufferWrapper self = cls.__new__(cls)
+        if obj is _MISSING or extra or unknown:
+            raise _argument_error("KvBufferWrapper.from_buffer takes one argument, obj")
         try:
             PyObject_GetBuffer(obj, &self._view, PyBUF_ANY_CONTIGUOUS)
         except Exception as error:

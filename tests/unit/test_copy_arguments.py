@@ -94,6 +94,20 @@ def test_a_bad_argument_is_named(data_ptr: Any, length: Any, text: str) -> None:
     assert refused(lambda: KvBufferWrapper(data_ptr, length)) == text
 
 
+def test_arguments_that_do_not_fit_the_signature() -> None:
+    wrapper: Any = KvBufferWrapper
+    two = "KvBufferWrapper takes two arguments, data_ptr and length"
+    assert refused(lambda: wrapper()) == two
+    assert refused(lambda: wrapper(1)) == two
+    assert refused(lambda: wrapper(1, 2, 3)) == two
+    assert refused(lambda: wrapper(1, 2, size=3)) == two
+    assert refused(lambda: wrapper(length=1)) == two
+    for call in (wrapper.from_buffer, wrapper.from_tensor):
+        for arguments in ((), (b"a", b"b")):
+            text = refused(lambda call=call, arguments=arguments: call(*arguments))
+            assert f"{call.__name__} takes one argument" in text
+
+
 def test_a_wrapper_does_not_change_or_travel() -> None:
     wrapper = KvBufferWrapper(4096, 10)
     assert "cannot be changed" in refused(lambda: wrapper.__init__(1, 1))  # type: ignore[misc]
