@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["OperationCancelled", "exists", "load", "save"]
 
-MAX_FRAME_KEYS = 8192
+MAX_FRAME_KEYS = 4096
+FRAME_BYTES = 32 << 20
+"""Reserved by one message, and at least one key: in a pool of 4 KiB blocks that evicts 8,192 of
+them, which keeps the server's loop busy for 5 ms."""
 ATTEMPTS = 3
 ABORT_MS = 100
 """For the abort itself; a server that does not answer in this time gets it later."""
@@ -298,14 +301,20 @@ class _Save:
 
     def _turns(self) -> Iterator[range]:
         nkeys = self._spans.nkeys
+        ends = None if self._spans.nbytes <= FRAME_BYTES else _key_ends(self._spans)
         parts = (
             turns(nkeys, self._spans.nbytes, self._share)
             if self._share is not None
             else iter((range(nkeys),))
         )
         for part in parts:
-            for first in range(part.start, part.stop, MAX_FRAME_KEYS):
-                yield range(first, min(first + MAX_FRAME_KEYS, part.stop))
+            first = part.start
+            while first < part.stop:
+                count = min(part.stop - first, MAX_FRAME_KEYS)
+                if ends is not None:
+                    count = min(count, _chunk(ends, first, FRAME_BYTES))
+                yield range(first, first + count)
+                first += count
 
     def _absent(self, keys: range) -> range:
         """Leave out the keys at the head that the index shows: that costs no message."""

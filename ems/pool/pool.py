@@ -28,6 +28,7 @@ COMMITTED, KEPT, LOST = range(3)
 _LOW_SHARE = 100
 _HIGH_SHARE = 50
 _STEP_UNITS = 4096
+_AHEAD_KEYS = 512
 
 
 class PoolFull(Exception):
@@ -211,7 +212,8 @@ class Pool:
             )
             if at == count:
                 return bytes(statuses), bytes(offsets)
-            if sizes[at] < hopeless and self._make_room(sizes[at]):
+            ahead = sum(sizes[at : at + _AHEAD_KEYS])
+            if sizes[at] < hopeless and self._make_room(sizes[at], ahead):
                 continue
             hopeless = min(hopeless, sizes[at])  # nor will anything larger fit in this batch
             statuses[at] = NO_ROOM
@@ -239,23 +241,31 @@ class Pool:
 
     # ---- room ------------------------------------------------------------------------------
 
-    def _make_room(self, nbytes: int) -> bool:
-        """Evict until one extent of `nbytes` can be granted; False if that cannot be."""
+    def _make_room(self, nbytes: int, ahead: int) -> bool:
+        """Evict until one extent of `nbytes` can be granted; False if that cannot be.
+
+        Args:
+            nbytes: of the value that found no room.
+            ahead: of it and the values of its batch that follow; room for some of them is made
+                too, since a search for each would cost more than all of the evictions.
+        """
         units = -(-nbytes // UNIT)
-        _, ready, free, reserved, _, _ = self._writer.space()
+        total, ready, free, reserved, _, _ = self._writer.space()
         if units > ready - reserved:
             return False
+        wanted = max(units, min(ahead // UNIT, total // _HIGH_SHARE, _STEP_UNITS))
         evicted = 0
         # The oldest first; when twice the size came back and still lies in pieces, neighbours.
         while evicted < 2 * units:
-            got = self._policy.evict(self._writer, max(units - free, 1))
+            more = wanted - free if free < wanted else max(1, units // 4)
+            got = self._policy.evict(self._writer, more)
             if got.entries == 0:
                 break
             evicted += got.units
             free += got.units
             if self._writer.largest_free() >= units:
                 return True
-        return self._writer.clear_run(units)
+        return self._writer.clear_run(wanted) or self._writer.clear_run(units)
 
     def relieve(self) -> bool:
         """One bounded step of background eviction; True when another is due soon.

@@ -5,6 +5,7 @@
 
 #define FREE 0x80000000u
 #define SIZE(u) ((u) & ~FREE)
+#define LOOK_FOR_RUN 4096    /* blocks looked at for the cheapest run, more only while there is none */
 #define LOOK_IN_OWN_CLASS 16 /* blocks tried in a class whose blocks may be too small */
 
 static unsigned class_of(uint32_t n)
@@ -49,7 +50,7 @@ static void take_out(struct ems_extents *x, uint32_t first)
 
 static void clear(struct ems_extents *x)
 {
-    x->ready = x->free = 0;
+    x->ready = x->free = x->hand = 0;
     x->level_map = 0;
     memset(x->class_map, 0, sizeof x->class_map);
     for (unsigned c = 0; c < EMS_EXTENT_CLASSES; c++)
@@ -83,6 +84,8 @@ void ems_extents_release(struct ems_extents *x, uint32_t first, uint32_t n)
         take_out(x, first + n);
         n += SIZE(x->unit[first + n].size);
     }
+    if (x->hand > first && x->hand - first < n)
+        x->hand = first; /* no block begins there any more */
     insert(x, first, n);
 }
 
@@ -166,13 +169,23 @@ uint32_t ems_extents_walk(const struct ems_extents *x, uint32_t at, uint32_t *n,
     return at;
 }
 
-uint32_t ems_extents_cheapest_run(const struct ems_extents *x, uint32_t n, uint32_t *end)
+uint32_t ems_extents_cheapest_run(struct ems_extents *x, uint32_t n, uint32_t *end)
 {
     uint32_t best = EMS_NO_UNIT, best_cost = UINT32_MAX;
-    uint32_t left = 0, right = 0, cost = 0, size, owner;
-    /* Two hands walk over the blocks; [left, right) never holds a reservation. */
-    while (ems_extents_walk(x, right, &size, &owner) != EMS_NO_UNIT) {
+    uint32_t left = x->hand, right = x->hand, cost = 0, size, owner;
+    uint64_t units = 0; /* looked at: all of them, and those of a run that begins before the hand */
+    for (uint32_t blocks = 0; units < (uint64_t)x->ready + n; blocks++) {
+        if (best != EMS_NO_UNIT && blocks >= LOOK_FOR_RUN)
+            break;
+        if (ems_extents_walk(x, right, &size, &owner) == EMS_NO_UNIT) {
+            if (x->ready == 0)
+                break;
+            left = right = cost = 0; /* a run does not go round the end */
+            continue;
+        }
+        /* Two hands walk over the blocks; [left, right) never holds a reservation. */
         right += size;
+        units += size;
         if (owner != EMS_NO_UNIT && owner & EMS_OWNER_RESERVATION) {
             left = right;
             cost = 0;
@@ -192,6 +205,8 @@ uint32_t ems_extents_cheapest_run(const struct ems_extents *x, uint32_t n, uint3
                 cost -= size;
         }
     }
+    if (best != EMS_NO_UNIT)
+        x->hand = *end < x->ready ? *end : 0;
     return best;
 }
 

@@ -23,6 +23,7 @@ struct ems_extents {
     uint32_t total; /* units there will ever be */
     uint32_t ready; /* units that may be granted */
     uint32_t free;
+    uint32_t hand; /* first unit of a block: where the next search for a run begins */
     uint32_t head[EMS_EXTENT_CLASSES];
     uint32_t level_map;    /* which first levels have a free block */
     uint32_t class_map[32];
@@ -45,9 +46,11 @@ static inline uint32_t ems_extents_size(const struct ems_extents *x, uint32_t fi
     return x->unit[first].size;
 }
 uint32_t ems_extents_largest(const struct ems_extents *x);
-/* The run of free blocks and blocks owned by slots of at least n units that costs the fewest used
- * units: its first unit, or EMS_NO_UNIT. *end is one behind the last block of the run. */
-uint32_t ems_extents_cheapest_run(const struct ems_extents *x, uint32_t n, uint32_t *end);
+/* A run of free blocks and blocks owned by slots of at least n units: its first unit, or EMS_NO_UNIT.
+ * The one that costs the fewest used units of a few thousand blocks; the next call looks behind it,
+ * so that a search among millions of blocks costs no more, and no place is emptied twice.
+ * *end is one behind the last block of the run. */
+uint32_t ems_extents_cheapest_run(struct ems_extents *x, uint32_t n, uint32_t *end);
 /* Next block at or behind `at`: its first unit, with size and owner; EMS_NO_UNIT at the end.
  * *owner is EMS_NO_UNIT for a free block. */
 uint32_t ems_extents_walk(const struct ems_extents *x, uint32_t at, uint32_t *n, uint32_t *owner);

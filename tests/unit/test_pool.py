@@ -307,3 +307,23 @@ def test_geometry_is_its_own_inverse_and_has_bounds() -> None:
     four_million = geometry(1 << 34, 4_000_000)
     per_slot = (four_million.index_bytes + four_million.recency_bytes) / four_million.slots
     assert per_slot < 83
+
+
+def test_large_values_find_room_among_many_small_ones() -> None:
+    memory = MemoryPool(16384 * UNIT, 32768)
+    session = memory.session()
+    for request in range(4):
+        first = 4096 * request
+        names: dict[object, int] = dict.fromkeys(range(first, first + 4096), UNIT)
+        assert memory.save(session, request + 1, names) == 4096
+    # Scattered gaps: what is evicted lies all over the place, and nothing large is free.
+    big: dict[object, int] = {f"big {n}": 32 * UNIT for n in range(128)}
+    statuses, _ = memory.reserve(session, 10, big)
+    assert statuses == bytes(128)
+    # What the batch takes, and the little more that its last search made room for.
+    assert memory.pool.stats().evictions <= 128 * 32 + 2 * 16384 // 50
+    memory.check()
+    memory.pool.abort(session, 10)
+    statuses, _ = memory.reserve(session, 11, {"huge": 8192 * UNIT})
+    assert statuses == bytes(1)
+    memory.check()
