@@ -56,6 +56,7 @@ CHUNKS: dict[str, Any] = {"hashes": [5], "chunk_descs": [[(0, 4)]]}
         (OK, {"hashes": [True]}, "hashes[0] is True of type bool; give an int"),
         (OK, {"hashes": [5.0]}, "hashes[0] is 5.0 of type float"),
         (OK, {"hashes": ["5"]}, "hashes[0] is '5' of type str"),
+        (OK, {"hashes": [b"5"]}, "hashes[0] is b'5' of type bytes"),
         (OK, {"hashes": 5}, "hashes is of type int"),
         (OK, {"hashes": "5"}, "hashes is of type str"),
         (OK, {"hashes": b"5"}, "hashes is of type bytes"),
