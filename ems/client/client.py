@@ -92,6 +92,8 @@ class Client:
         if settings.access_id is not None and settings.access_key is not None:
             credentials = Credentials(settings.access_id, settings.access_key)
         device = chosen_device()
+        if settings.verify:
+            device.verify_too()
         deadline = Deadline.after_ms(settings.init_timeout_ms)
         home = HomeLoop()
         home.start()

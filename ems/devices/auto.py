@@ -85,6 +85,11 @@ class AutoDevice:
         copier = self.admit(spans)
         return copier.copy_out(spans, first, count, base, places, cancel, deadline_ns, verify)
 
+    def verify_too(self) -> None:
+        """See `Device.verify_too`."""
+        for accelerator in self.accelerators:
+            accelerator.verify_too()
+
     def register(self, address: int, nbytes: int) -> None:
         """See `Device.register`."""
         for accelerator in self.accelerators:

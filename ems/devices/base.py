@@ -111,6 +111,12 @@ class Device(Copier, Protocol):
                 it another's; `EMS_INTERNAL_ERROR` when the runtime failed.
         """
 
+    def verify_too(self) -> None:
+        """Heed `verify` of `copy_out` where that costs a pass over the bytes of its own.
+
+        The CPU compares checksums while it copies; a device with streams leaves it out until then.
+        """
+
     def register(self, address: int, nbytes: int) -> None:
         """Prepare a mapping of the pool for copies; it stays until `unregister`."""
 

@@ -63,6 +63,7 @@ class StreamDevice:
         self.runtime = runtime
         self.kinds = (kind,)
         self.slice_bytes = slice_bytes
+        self.verifies = False
         self._current_stream = current_stream
         self._units: dict[int, Unit] = {}
         self._segments: dict[int, int] = {}
@@ -125,6 +126,10 @@ class StreamDevice:
         return self.admit(spans).copy_out(
             spans, first, count, base, places, cancel, deadline_ns, verify
         )
+
+    def verify_too(self) -> None:
+        """See `Device.verify_too`: the checksum of what the device has read of the pool."""
+        self.verifies = True
 
     def register(self, address: int, nbytes: int) -> None:
         """Note a mapping; a device learns of it at its first load, if there ever is one."""
@@ -288,7 +293,9 @@ class Batch:
             finally:
                 if not ended:
                     unit.to_device.end(thread)
-        return _verified(first, count, base, places) if verify else (first + count, CopyEnd.DONE)
+        if verify and self._device.verifies:
+            return _verified(first, count, base, places)
+        return first + count, CopyEnd.DONE
 
     def _order(self, thread: Thread, stream: int) -> None:
         """Let a stream wait for the submitter's, once."""

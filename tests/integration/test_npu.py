@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from ems import (
 )
 from ems.testing import LocalPool
 from ems.testing.emulated_npu import EmulatedNpu
+from ems_native._index import LAYOUT
 
 # ---- bytes ----
 
@@ -352,3 +355,25 @@ def test_a_device_that_does_not_exist(npu_pool: LocalPool, monkeypatch: pytest.M
     monkeypatch.setenv("EMS_DEVICE", "tpu")
     text = failed(EmsErrorCode.EMS_INVALID_ARGUMENT, Ems.init, npu_pool.config)
     assert "EMS_DEVICE is 'tpu'; there are: acl, auto, cpu, cuda" in text
+
+
+# ---- checksums ----
+
+
+@pytest.mark.parametrize("verify", [None, True])
+def test_checksums_are_compared_if_the_client_asks_for_it(
+    npu_home: None, blocks: Callable[..., Block], verify: bool | None
+) -> None:
+    with LocalPool("16MiB") as pool:
+        Ems.init(dataclasses.replace(pool.config, verify=verify))
+        cc = Ems.get_cc()
+        assert cc is not None
+        block = blocks(1, 8192, 1, b"\1" * 8192)
+        cc.save(OPTION, ["x"], [block.wrappers])
+        with open(Path(pool.root, "data.0"), "r+b") as data:
+            data.seek(LAYOUT["DATA_START"])
+            assert data.read(8192) == b"\1" * 8192
+            data.seek(-1, os.SEEK_CUR)
+            data.write(b"\2")
+        assert cc.load(OPTION, ["x"], [block.wrappers]).success == (0 if verify else 1)
+        Ems.close()
