@@ -6,7 +6,9 @@ The same bytes as ``hashlib.blake2b`` gives; native, because a call asks for a t
 
 from __future__ import annotations
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport (
+    PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
+)
 from libc.stdint cimport int64_t, uint8_t
 
 
@@ -37,6 +39,7 @@ cdef extern from *:
 
 
 DIGEST_BYTES = 16
+cdef int64_t BYTES_MARK = <int64_t>1 << 31
 
 
 cdef class BlockNames:
@@ -48,7 +51,8 @@ cdef class BlockNames:
 
     What is hashed behind ``space``: the length of the number in bytes (4, little endian), the
     number in two's complement (8 bytes, or as many as it needs if those do not hold it), and 8
-    bytes of count for a block that has one.
+    bytes of count for a block that has one. A hash that is bytes, 1 to 64 of them, goes in as they
+    are; its length has the highest bit set, so that it is never the hash of a number.
     """
 
     cdef ems_blake2b _state
@@ -60,14 +64,14 @@ cdef class BlockNames:
         ems_blake2b_update(&self._state, PyBytes_AS_STRING(space), PyBytes_GET_SIZE(space))
 
     def digests(self, hashes, bytes counts=None, int64_t whole=0):
-        """Return the digests of ``hashes`` (a list or tuple of ints), one after the other.
+        """Return the digests of ``hashes`` (ints or bytes), one after the other.
 
         ``counts`` (int64 each) are noted where they differ from ``whole``.
 
-        Raises TypeError with the index of the first element that is no int (a bool is none), as its
-        argument.
+        Raises TypeError with the index of the first element that is neither an int (a bool is
+        none) nor 1 to 64 bytes, as its argument.
         """
-        cdef Py_ssize_t n, k
+        cdef Py_ssize_t n, k, nbytes
         cdef const int64_t *tokens = NULL
         cdef bytes out
         cdef uint8_t *target
@@ -86,18 +90,26 @@ cdef class BlockNames:
         target = <uint8_t *>PyBytes_AS_STRING(out)
         for k in range(n):
             value = numbers[k]
-            if not PyLong_CheckExact(value):
-                value = _number(value)
-                if value is None:
-                    raise TypeError(k)
-            number = PyLong_AsLongLongAndOverflow(value, &overflow)
             state = self._state
-            if overflow == 0:
-                ems_put_little(encoded, 8, 4)
-                ems_put_little(encoded + 4, number, 8)
-                ems_blake2b_update(&state, encoded, 12)
+            if PyBytes_CheckExact(value):
+                nbytes = PyBytes_GET_SIZE(value)
+                if not 1 <= nbytes <= 64:
+                    raise TypeError(k)
+                ems_put_little(encoded, nbytes | BYTES_MARK, 4)
+                ems_blake2b_update(&state, encoded, 4)
+                ems_blake2b_update(&state, PyBytes_AS_STRING(value), nbytes)
             else:
-                _update_huge(&state, value)
+                if not PyLong_CheckExact(value):
+                    value = _number(value)
+                    if value is None:
+                        raise TypeError(k)
+                number = PyLong_AsLongLongAndOverflow(value, &overflow)
+                if overflow == 0:
+                    ems_put_little(encoded, 8, 4)
+                    ems_put_little(encoded + 4, number, 8)
+                    ems_blake2b_update(&state, encoded, 12)
+                else:
+                    _update_huge(&state, value)
             if tokens is not NULL and tokens[k] != whole:
                 ems_put_little(encoded, tokens[k], 8)
                 ems_blake2b_update(&state, encoded, 8)

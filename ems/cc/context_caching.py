@@ -10,6 +10,7 @@ from ems.cc.call_shape import (
     registered_arguments,
     timeout_ms,
 )
+from ems.cc_v1.pages import KvPages, PageCaching, describe_pages
 from ems.cc_v1.planning import Request, plan, probe
 from ems.cc_v1.registration import Registration, instance_of, register
 from ems.client.stripes import Share
@@ -18,7 +19,7 @@ from ems.common.boundary import public
 from ems.common.config import InstanceConfig
 from ems.common.deadline import Deadline
 from ems.common.exception import invalid_argument
-from ems.common.key import DIGEST_BYTES, Key, KeySpace
+from ems.common.key import DIGEST_BYTES, Key, KeySpace, PageSpace
 from ems.common.option import CcKvOption
 from ems.common.result import CcResult
 from ems.future import CcFuture
@@ -94,6 +95,36 @@ class ContextCaching:
         found = register(self._instance, kvcache, store_layer_group_desc)
         self._client.adopt_device(found.device)
         self._registered = found
+
+    @public
+    def register_pages(
+        self, pages: Sequence[KvPages] | None = None, layout: str = ""
+    ) -> PageCaching:
+        """Tell where opaque pages lie, and get what saves and loads them by the engine's own keys.
+
+        For layouts that `register_kvcache` cannot describe; an addition of this implementation.
+        Moves nothing, leaves other registrations alone, may be called from any thread. EMS looks
+        neither into a page nor behind a key, so `layout` must name everything that changes what
+        the bytes are: model weights, element type, block size, order of heads and layers, packing,
+        rank. Blocks of another layout, tenant or `model_id` never meet.
+
+        Args:
+            pages: one for each piece of memory that a block has a page in (a layer, say), all on
+                one device and with as many blocks. None: the object only answers `exists`.
+            layout: any text.
+
+        Raises:
+            EmsException: `EMS_INVALID_ARGUMENT`, naming index and field.
+        """
+        self._client.check_usable()
+        if not isinstance(layout, str):
+            raise wrong_type("layout", layout, "a str that names what the bytes mean")
+        space = PageSpace(self._instance.tenant, self._instance.model_id, layout)
+        if pages is None:
+            return PageCaching(self._client, space)
+        described, device = describe_pages(pages)
+        self._client.adopt_device(device)
+        return PageCaching(self._client, space, described, tuple(pages))
 
     @overload
     def save(

@@ -26,6 +26,7 @@ __all__ = [
     "ComponentShape",
     "Key",
     "KeySpace",
+    "PageSpace",
     "PrimaryKey",
 ]
 
@@ -207,20 +208,56 @@ class BlockSpace:
         """Return the digests of block hashes, 16 bytes each, in the order of the list.
 
         Args:
-            hashes: ints of any size and sign.
+            hashes: ints of any size and sign, or 1 to 64 bytes each.
             counts: tokens of each block (int64); those of another size than a whole block are other
                 blocks. None for whole blocks.
 
         Raises:
-            EmsException: `EMS_INVALID_ARGUMENT` when one is no int; the text names the index.
+            EmsException: `EMS_INVALID_ARGUMENT` when one is neither; the text names the index.
         """
         try:
             return self._names.digests(hashes, counts, self._whole)
         except TypeError as error:
-            index = error.args[0]
-            if not isinstance(index, int):
-                raise
-        raise wrong_type(f"hashes[{index}]", hashes[index], "an int (a bool is none)")
+            failure = error
+        raise _no_hash("hashes", hashes, failure)
+
+
+class PageSpace:
+    """The digests of opaque pages of one meaning.
+
+    Args:
+        tenant: `access_id`, or None.
+        model_id: of the configuration.
+        layout: whatever else changes what the bytes of a page are.
+    """
+
+    __slots__ = ("_names",)
+
+    def __init__(self, tenant: str | None, model_id: str, layout: str) -> None:
+        space = _space_name(b"pages", _tenant(tenant), _text(model_id), _text(layout))
+        self._names = BlockNames(_CLUSTER_KEY, space)
+
+    def digests(self, keys: Sequence[object]) -> bytes:
+        """Return the digests of keys, 16 bytes each, in the order of the list.
+
+        Args:
+            keys: ints of any size and sign, or 1 to 64 bytes each.
+
+        Raises:
+            EmsException: `EMS_INVALID_ARGUMENT` when one is neither; the text names the index.
+        """
+        try:
+            return self._names.digests(keys)
+        except TypeError as error:
+            failure = error
+        raise _no_hash("keys", keys, failure)
+
+
+def _no_hash(name: str, hashes: Sequence[object], error: TypeError) -> Exception:
+    index = error.args[0]
+    if not isinstance(index, int):
+        return error
+    return wrong_type(f"{name}[{index}]", hashes[index], "an int (a bool is none) or 1 to 64 bytes")
 
 
 def _encode(index: int, key: object) -> bytes:

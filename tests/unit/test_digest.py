@@ -59,7 +59,7 @@ def test_an_int_by_another_name() -> None:
     assert names.digests([Small(3), Index()]) == names.digests([3, -5])
 
 
-@pytest.mark.parametrize("wrong", [True, False, 1.0, "1", None, b"1", [1], object()])
+@pytest.mark.parametrize("wrong", [True, False, 1.0, "1", None, b"", [1], object()])
 def test_what_is_no_int_is_told_by_its_index(wrong: Any) -> None:
     with pytest.raises(TypeError) as caught:
         BlockNames(KEY, SPACE).digests([1, 2, wrong, True])
@@ -72,3 +72,21 @@ def test_misuse_by_our_own_code() -> None:
             BlockNames(key, SPACE)
     with pytest.raises(ValueError, match="counts has 8 bytes"):
         BlockNames(KEY, SPACE).digests([1, 2], column(1), 1)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=64), max_size=10))
+def test_hashes_that_are_bytes(hashes: list[bytes]) -> None:
+    expected = b"".join(
+        hashlib.blake2b(
+            SPACE + (len(h) | 1 << 31).to_bytes(4, "little") + h, digest_size=16, key=KEY
+        ).digest()
+        for h in hashes
+    )
+    assert BlockNames(KEY, SPACE).digests(hashes) == expected
+
+
+@pytest.mark.parametrize("wrong", [b"", bytes(65), bytearray(32), "0" * 32])
+def test_what_is_no_hash(wrong: object) -> None:
+    with pytest.raises(TypeError) as caught:
+        BlockNames(KEY, SPACE).digests([b"fine", 1, wrong])
+    assert caught.value.args == (2,)
