@@ -17,6 +17,7 @@ COMMANDS = {
     "status": "Show what a server and its pool are doing.",
     "fsck": "Check a pool's memory, and mend it.",
     "purge": "Give a pool's memory back.",
+    "doctor": "Tell what this machine has of accelerators.",
     "demo": "See it work: a pool, two processes, a conversation workload.",
     "replay": "Run a recorded trace of requests against a pool.",
     "stress": "Many processes on one small pool, every byte verified.",
