@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": "See it work: a pool, two processes, a conversation workload.",
     "replay": "Run a recorded trace of requests against a pool.",
     "stress": "Many processes on one small pool, every byte verified.",
+    "chaos": "Kill, freeze and restart servers and clients, every byte verified.",
     "bench": "Measure on this machine.",
 }
 

@@ -200,14 +200,16 @@ class Session:
         if self._closed:
             return
         back_off_s = BACK_OFF_S
-        with anyio.CancelScope() as self._watching:
-            while True:
-                await self._rest(back_off_s)
-                if await self._look():
-                    back_off_s = BACK_OFF_S
-                else:
-                    back_off_s = min(2 * back_off_s, LONGEST_BACK_OFF_S)
-        self._watch_ended.set()
+        try:
+            with anyio.CancelScope() as self._watching:
+                while True:
+                    await self._rest(back_off_s)
+                    if await self._look_once_more():
+                        back_off_s = BACK_OFF_S
+                    else:
+                        back_off_s = min(2 * back_off_s, LONGEST_BACK_OFF_S)
+        finally:
+            self._watch_ended.set()
 
     async def close(self) -> None:
         """Say goodbye, unmap, give up the lock. No operation may be running."""
@@ -239,6 +241,16 @@ class Session:
             # Impatience does not make a server come: a failed attempt keeps its distance.
             await asyncio.sleep(back_off_s * random.uniform(0.5, 1.0))
         self._nudged.clear()
+
+    async def _look_once_more(self) -> bool:
+        try:
+            return await self._look()
+        except Exception:
+            # Whatever it is, a session that nobody watches any more would never heal.
+            _log.exception(
+                "the session with the server of %s could not be looked after", self._root
+            )
+            return False
 
     async def _look(self) -> bool:
         """Compare what is with what should be, and mend it; whether we are attached now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -36,6 +37,8 @@ from ems.shm import layout
 __all__ = ["Credentials", "PoolChannel", "Reason", "Refused", "Resumed", "Unavailable"]
 
 _T = TypeVar("_T")
+_AGAIN_S = 0.01
+_log = logging.getLogger("ems.rpc.channel")
 
 
 class Unavailable(Exception):
@@ -185,6 +188,20 @@ class PoolChannel:
         self.close()
 
     async def _call(
+        self, method: Callable[..., Awaitable[_T]], request: object, deadline: Deadline
+    ) -> _T:
+        while True:
+            try:
+                return await self._call_once(method, request, deadline)
+            except AttributeError as error:
+                # How grpclib reports a connection that was lost before anything was sent: a unix
+                # socket whose queue is full lets asyncio believe that it is connected.
+                if "_transport" not in str(error):
+                    raise
+                _log.debug("%s: not connected (%s), trying again", self.path, error)
+                await anyio.sleep(_AGAIN_S)
+
+    async def _call_once(
         self, method: Callable[..., Awaitable[_T]], request: object, deadline: Deadline
     ) -> _T:
         left = deadline.remaining_s()

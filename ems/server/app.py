@@ -39,7 +39,7 @@ from ems.server.prepare import Preparation
 from ems.server.service import PoolService
 from ems.server.sessions import Sessions
 from ems.server.store import Store
-from ems.server.write_channel import WriteServer, bind_unix_socket
+from ems.server.write_channel import BACKLOG, WriteServer, bind_unix_socket
 from ems.shm import layout
 from ems.shm.liveness import Held, ServerLock
 from ems.shm.segment import AllocationStopped, open_to_group
@@ -250,7 +250,7 @@ class _Serving:
         # last.
         path = os.path.join(root, layout.SOCKET)
         unnamed = os.path.join(root, layout.SOCKET_UNNAMED)
-        await self._control.start(path=unnamed)
+        await self._control.start(path=unnamed, backlog=BACKLOG)
         self._give_to_group(unnamed)
         os.rename(unnamed, path)
 

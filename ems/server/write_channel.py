@@ -32,6 +32,9 @@ _MOST_STRANGERS = 512
 _MOST_CONNECTIONS = 256
 """Of one session; its client keeps 16 that are idle and one per operation under way."""
 _MOST_CHECKS = 16
+BACKLOG = 1024
+"""Connections that wait to be accepted, for either socket: asyncio takes a full queue for a lost
+connection."""
 
 
 class _Refused(Exception):
@@ -90,7 +93,7 @@ class WriteServer:
     async def start(self, sock: socket.socket) -> None:
         """Serve on a bound, listening or not yet listening, unix socket."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self.connection, sock=sock)
+        self._server = await loop.create_unix_server(self.connection, sock=sock, backlog=BACKLOG)
 
     def connection(self) -> asyncio.BufferedProtocol:
         """The protocol of one accepted connection."""

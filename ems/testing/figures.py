@@ -26,6 +26,7 @@ class ServerFigures:
     evictions: int
     reserved: int
     sessions: int
+    used: int
 
 
 def read_server(root: str) -> ServerFigures:
@@ -61,6 +62,7 @@ def read_server(root: str) -> ServerFigures:
             evictions=int(status["evictions"]),
             reserved=int(status["reserved"]),
             sessions=len(status["sessions"]),
+            used=int(status["used"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise internal_error(

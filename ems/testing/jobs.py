@@ -22,7 +22,7 @@ from ems.testing.child import child_environment, python_command
 
 __all__ = ["ChildJob", "answer_job", "started"]
 
-_STDERR_CHARACTERS = 2000
+_STDERR_CHARACTERS = 8000
 
 _Job = TypeVar("_Job")
 _Answer = TypeVar("_Answer")

@@ -11,14 +11,17 @@ Run as a child by `run_stress`; see there.
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import hashlib
 import os
 import random
 import struct
+import threading
 import time
 from collections.abc import Callable
 
 from ems import CcFuture, CcKvOption, Ems, EmsConfig, EmsErrorCode, EmsException, KvBufferWrapper
+from ems.common.exception import internal_error
 from ems.testing.jobs import answer_job
 
 __all__ = ["StressJob", "StressTally", "expected_value", "main", "value_sizes"]
@@ -28,6 +31,12 @@ _STAMP = struct.Struct("<IIQ")  # key, size class, version
 _SCRIBBLE = 0x5A
 _EXPLAINED = 5
 _IN_FLIGHT = 4
+_TIMEOUT_MS = 20_000
+_HURRIED_MS = 20
+_LATE_S = 1.0
+"""Beyond its time-out: more than a busy machine of two cores explains."""
+_TICK_S = 0.05
+_OUTAGE_PAUSE_S = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +53,8 @@ class StressJob:
         batch: the most keys in a call.
         writes: share of calls that save, 0.0 to 1.0.
         hurried: share of calls with a time-out of a few milliseconds, or cancelled.
+        chaos: servers come and go: an outage is no failure, but the first wrong byte ends the
+            process at once, since it may be killed before it could report it.
     """
 
     config: EmsConfig
@@ -55,6 +66,7 @@ class StressJob:
     batch: int
     writes: float
     hurried: float
+    chaos: bool = False
 
 
 @dataclasses.dataclass
@@ -67,6 +79,8 @@ class StressTally:
     loaded_bytes: int = 0
     timeouts: int = 0
     cancels: int = 0
+    outages: int = 0
+    late: int = 0
     mismatches: int = 0
     written_late: int = 0
     messages_in_loads: int = 0
@@ -112,6 +126,22 @@ class _Pending:
     saves: bool
 
 
+class _StandStill:
+    """Adds up the time that this process did not run: stopped by a signal, or starved."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        threading.Thread(target=self._watch, name="stress-clock", daemon=True).start()
+
+    def _watch(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(_TICK_S)
+            now = time.monotonic()
+            self.seconds += max(0.0, now - last - 2 * _TICK_S)
+            last = now
+
+
 class _Stress:
     def __init__(self, job: StressJob) -> None:
         cc = Ems.get_cc()
@@ -124,6 +154,7 @@ class _Stress:
         # Memory of calls that failed, scribbled over: (buffers, when it is looked at).
         self._given_up: list[tuple[list[bytearray], float]] = []
         self.tally = StressTally()
+        self._stood_still = _StandStill()
 
     def run(self, parent_is_gone: Callable[[], bool]) -> None:
         until = time.monotonic() + self._job.seconds
@@ -152,7 +183,8 @@ class _Stress:
         else:
             buffers = [bytearray(nbytes) for nbytes in sizes]
         hurried = chance.random() < job.hurried
-        option = CcKvOption(timeout=chance.randint(1, 20) if hurried else 20_000)
+        timeout_ms = chance.randint(1, _HURRIED_MS) if hurried else _TIMEOUT_MS
+        option = CcKvOption(timeout=timeout_ms)
         names = [f"stress {key}" for key in keys]
         values = [self._pieces(buffer) for buffer in buffers]
         if chance.random() < 0.5:
@@ -162,12 +194,15 @@ class _Stress:
             if hurried and chance.random() < 0.5:
                 future.cancel()
             return
+        started, stood_still = time.monotonic(), self._stood_still.seconds
         try:
             result = (self._cc.save if saves else self._cc.load)(option, names, values)
         except EmsException as error:
             self._failed(error, buffers)
         else:
             self._succeeded(result.success, buffers, choices, saves)
+        took_s = time.monotonic() - started - (self._stood_still.seconds - stood_still)
+        self.tally.late += took_s > timeout_ms / 1000 + _LATE_S
 
     def _pieces(self, buffer: bytearray) -> list[KvBufferWrapper]:
         """Cut a buffer in up to three pieces: where it is cut is nobody's business."""
@@ -190,6 +225,9 @@ class _Stress:
             self.tally.timeouts += 1
         elif code is EmsErrorCode.EMS_INVALID_ARGUMENT and "cancel" in error.message():
             self.tally.cancels += 1
+        elif code is EmsErrorCode.EMS_IO_ERROR and self._job.chaos:
+            self.tally.outages += 1
+            time.sleep(_OUTAGE_PAUSE_S)
         else:
             raise error
         for buffer in buffers:
@@ -201,6 +239,8 @@ class _Stress:
             for buffer in self._given_up.pop(0)[0]:
                 if buffer.count(_SCRIBBLE) != len(buffer):
                     self.tally.written_late += 1
+                    if self._job.chaos:
+                        raise internal_error("memory was written to after its call had failed")
 
     def _succeeded(
         self, success: int, buffers: list[bytearray], choices: list[tuple[int, int]], saves: bool
@@ -218,6 +258,8 @@ class _Stress:
                 self.tally.mismatches += 1
                 if len(self.tally.explanations) < _EXPLAINED:
                     self.tally.explanations.append(_explain(key, size_class, buffer))
+                if self._job.chaos:
+                    raise internal_error(f"wrong bytes: {self.tally.explanations}")
 
     def _allowed(self, key: int, size_class: int, version: int, buffer: bytearray) -> bytes:
         # Two size classes of a key may have the same size by chance: both are the key's own.
@@ -238,8 +280,18 @@ def _explain(key: int, size_class: int, buffer: bytearray) -> str:
     return f"key {key} class {size_class}, {len(buffer)} bytes: {place}; its stamp says {stamp}"
 
 
+def _init(job: StressJob, parent_is_gone: Callable[[], bool]) -> None:
+    while True:
+        try:
+            return Ems.init(job.config)
+        except EmsException as error:
+            away = error.status_code() is EmsErrorCode.EMS_RECOVERD_ERROR
+            if not (job.chaos and away) or parent_is_gone():
+                raise
+
+
 def _work(job: StressJob, parent_is_gone: Callable[[], bool]) -> StressTally:
-    Ems.init(job.config)
+    _init(job, parent_is_gone)
     try:
         stress = _Stress(job)
         stress.run(parent_is_gone)
@@ -251,6 +303,7 @@ def _work(job: StressJob, parent_is_gone: Callable[[], bool]) -> StressTally:
 
 def main() -> None:
     """Do the job on the standard input."""
+    faulthandler.enable()  # SIGABRT shows where each thread is
     os.nice(1)  # whoever watches the run should stay able to
     answer_job(_work)
 

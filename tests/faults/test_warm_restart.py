@@ -1,0 +1,214 @@
+"""Servers that die and come back: nothing that was committed is lost, nothing else is ever seen."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from client_bench import Buffers, pattern
+from fix_pool import wait_until
+from fix_serve import BareClient, ServeProcess, status_of
+
+from ems import CcKvOption, ContextCaching, Ems, EmsErrorCode, EmsException
+from ems.shm import layout
+from ems.testing import LocalPool
+from ems.testing.child import child_environment
+from ems.testing.memory_pool import UNIT, MemoryPool, u32s, u64s
+from ems_native._index import LAYOUT
+
+Serve = Callable[..., ServeProcess]
+Connect = Callable[[], BareClient]
+LONG = CcKvOption(timeout=20_000)
+NBYTES = 100_000
+
+
+def set_layout(root: str, version: int) -> None:
+    with open(os.path.join(root, layout.INDEX), "r+b") as file:
+        file.seek(24)
+        file.write(version.to_bytes(8, "little"))
+
+
+def layout_of(root: str) -> int:
+    head = layout.read_prologue(os.path.join(root, layout.INDEX))
+    assert head is not None
+    return head.layout_version
+
+
+def test_a_pool_of_another_minor_version_is_kept(root: str, serve: Serve, client: Connect) -> None:
+    server = serve().wait_until_serving()
+    client().save("a", "b")
+    server.end(signal.SIGKILL)
+    set_layout(root, 7 << 32 | LAYOUT["LAYOUT_VERSION"])
+    # Who reads it does not mind either: the versions of clients and servers may be mixed.
+    assert client_of_a_dead_server_sees(root)
+    serve().wait_until_serving()
+    assert (status_of(root).entries, status_of(root).epoch) == (2, 2)
+    assert client().has("b")
+    assert layout_of(root) == LAYOUT["LAYOUT_VERSION"]  # who wrote it last
+
+
+def client_of_a_dead_server_sees(root: str) -> bool:
+    from ems.shm.segment import Segment
+    from ems.testing.memory_pool import digest_of
+    from ems_native._index import Reader
+
+    with Segment.open(os.path.join(root, layout.INDEX), False) as index:
+        return Reader(index.address, index.nbytes, 0).present(digest_of("a"), 1, 0) == 1
+
+
+def test_a_pool_of_another_major_version_is_replaced_and_never_misread(
+    root: str, serve: Serve, client: Connect
+) -> None:
+    server = serve().wait_until_serving()
+    old = client()
+    old.save("a")
+    server.end()
+    set_layout(root, 2)
+    again = serve().wait_until_serving()
+    assert "memory layout 2.0, this server knows 1.0: it is replaced" in again.text()
+    assert status_of(root).entries == 0
+    assert not old.has("a")  # it was told that its pool was retired
+    assert client().save("a")
+
+
+FIVE_KILLS = """
+import os, subprocess, sys
+from client_bench import Buffers, pattern
+from ems import CcConfig, CcKvOption, Ems, EmsConfig
+from ems.testing import LocalPool
+place, long = sys.argv[1], CcKvOption(timeout=20000)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=78640k", "none", place], check=True)
+with LocalPool("64MiB", directory=place) as pool:
+    for turn in range(5):
+        Ems.init(pool.config)
+        cc = Ems.get_cc()
+        for key in range(turn):
+            target = Buffers.empty([1 << 20])
+            assert cc.load(long, [f"k{key}"], target.value_list).success == 1
+            assert target.value(0) == pattern(key, 1 << 20)
+        saved = cc.save(long, [f"k{turn}"], Buffers([pattern(turn, 1 << 20)]).value_list)
+        assert saved.success == 1
+        pool.kill()
+        Ems.close()
+        pool.start()
+        names = set(os.listdir(pool.root))
+        assert len(names) == 8, names
+assert os.listdir(place) == []
+"""
+
+
+def test_five_kills_on_a_tmpfs_of_1_2_times_the_pool(tmp_path: Path) -> None:
+    inside = ["unshare", "--mount", "--propagation", "private"]
+    try:
+        probe = [*inside, "mount", "-t", "tmpfs", "none", str(tmp_path)]
+        subprocess.run(probe, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no private tmpfs can be mounted here: {error}")
+    environment = child_environment()
+    environment["PYTHONPATH"] += os.pathsep + os.path.dirname(os.path.dirname(__file__))
+    done = subprocess.run(
+        [*inside, sys.executable, "-c", FIVE_KILLS, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.timeout(90)
+def test_kills_at_any_moment_of_many_saves(cc: ContextCaching, local_pool: LocalPool) -> None:
+    chance = random.Random(3)
+    saved: dict[str, bytes] = {}
+    unknown: dict[str, bytes] = {}  # their save failed: it may have been committed, or not
+    stop = threading.Event()
+
+    def save() -> None:
+        turn = 0
+        while not stop.is_set():
+            keys = [f"{turn} {n}" for n in range(8)]
+            turn += 1
+            values = [pattern(key, NBYTES) for key in keys]
+            try:
+                count = cc.save(LONG, keys, Buffers(values).value_list).success
+                saved.update(list(zip(keys, values))[:count])
+            except EmsException as error:
+                assert error.status_code() is EmsErrorCode.EMS_IO_ERROR
+                unknown.update(zip(keys, values))
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    try:
+        for _ in range(5):
+            time.sleep(chance.uniform(0.05, 0.3))
+            local_pool.kill()
+            local_pool.start()
+            wait_until(Ems.check_health)
+    finally:
+        stop.set()
+        thread.join()
+    kept = 0
+    for key, value in [*saved.items(), *unknown.items()]:
+        target = Buffers.empty([NBYTES])
+        found = cc.load(LONG, [key], target.value_list).success
+        assert not found or target.value(0) == value
+        kept += found and key in saved
+    # 64 MiB hold 640 of them; nothing was evicted before that, so nothing else may be missing.
+    assert kept == len(saved) or len(saved) + len(unknown) > 600
+
+
+def test_health_turns_once_in_each_direction(cc: ContextCaching, local_pool: LocalPool) -> None:
+    """A real client stops all traffic for 20 s on one False, and for long after three changes."""
+    seen: list[bool] = [Ems.check_health()]
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            now = Ems.check_health()
+            if now is not seen[-1]:
+                seen.append(now)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        local_pool.kill()
+        wait_until(lambda: seen == [True, False], 4)
+        local_pool.start()
+        wait_until(lambda: seen == [True, False, True], 4)
+        time.sleep(1)
+        # A quick restart in order is no outage worth telling, or one.
+        local_pool.restart()
+        wait_until(Ems.check_health, 4)
+        time.sleep(1)
+    finally:
+        stop.set()
+        thread.join()
+    assert seen in ([True, False, True], [True, False, True, False, True])
+
+
+@pytest.mark.timeout(90)
+def test_a_million_entries_are_taken_over_within_two_seconds() -> None:
+    memory = MemoryPool(1_100_000 * UNIT, entries=1_450_000)
+    session = memory.session()
+    keys = 4096
+    positions, lengths = u32s(list(range(keys))), u64s([UNIT] * keys)
+    for request in range(1, 1_000_000 // keys + 2):
+        digests = os.urandom(16 * keys)
+        memory.pool.reserve(session, request, digests, lengths, False, False, memory.now_ns)
+        memory.pool.commit(session, request, positions, lengths, False, memory.now_ns)
+    assert memory.pool.stats().entries > 1_000_000
+    entries, used = memory.pool.stats().entries, memory.pool.stats().used
+    started = time.monotonic()
+    memory.recover()
+    assert time.monotonic() - started < 2
+    assert (memory.pool.stats().entries, memory.pool.stats().used) == (entries, used)
