@@ -7,5 +7,9 @@ DIGEST_BYTES: int
 class BlockNames:
     def __init__(self, key: bytes, space: bytes) -> None: ...
     def digests(
-        self, hashes: Sequence[object], counts: bytes | None = None, whole: int = 0
+        self,
+        hashes: Sequence[object],
+        counts: bytes | None = None,
+        whole: int = 0,
+        texts: bool = False,
     ) -> bytes: ...

@@ -63,13 +63,13 @@ cdef class BlockNames:
         ems_blake2b_start(&self._state, PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), DIGEST_BYTES)
         ems_blake2b_update(&self._state, PyBytes_AS_STRING(space), PyBytes_GET_SIZE(space))
 
-    def digests(self, hashes, bytes counts=None, int64_t whole=0):
-        """Return the digests of ``hashes`` (ints or bytes), one after the other.
+    def digests(self, hashes, bytes counts=None, int64_t whole=0, bint texts=False):
+        """Return the digests of ``hashes`` (ints; with ``texts`` also bytes), one after the other.
 
         ``counts`` (int64 each) are noted where they differ from ``whole``.
 
-        Raises TypeError with the index of the first element that is neither an int (a bool is
-        none) nor 1 to 64 bytes, as its argument.
+        Raises TypeError with the index of the first element that is no int (a bool is none), and
+        with ``texts`` not 1 to 64 bytes either, as its argument.
         """
         cdef Py_ssize_t n, k, nbytes
         cdef const int64_t *tokens = NULL
@@ -91,7 +91,7 @@ cdef class BlockNames:
         for k in range(n):
             value = numbers[k]
             state = self._state
-            if PyBytes_CheckExact(value):
+            if texts and PyBytes_CheckExact(value):
                 nbytes = PyBytes_GET_SIZE(value)
                 if not 1 <= nbytes <= 64:
                     raise TypeError(k)

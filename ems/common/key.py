@@ -247,17 +247,17 @@ class PageSpace:
             EmsException: `EMS_INVALID_ARGUMENT` when one is neither; the text names the index.
         """
         try:
-            return self._names.digests(keys)
+            return self._names.digests(keys, texts=True)
         except TypeError as error:
             failure = error
-        raise _no_hash("keys", keys, failure)
+        raise _no_hash("keys", keys, failure, " or 1 to 64 bytes")
 
 
-def _no_hash(name: str, hashes: Sequence[object], error: TypeError) -> Exception:
+def _no_hash(name: str, hashes: Sequence[object], error: TypeError, also: str = "") -> Exception:
     index = error.args[0]
     if not isinstance(index, int):
         return error
-    return wrong_type(f"{name}[{index}]", hashes[index], "an int (a bool is none) or 1 to 64 bytes")
+    return wrong_type(f"{name}[{index}]", hashes[index], f"an int (a bool is none){also}")
 
 
 def _encode(index: int, key: object) -> bytes:

@@ -82,11 +82,17 @@ def test_hashes_that_are_bytes(hashes: list[bytes]) -> None:
         ).digest()
         for h in hashes
     )
-    assert BlockNames(KEY, SPACE).digests(hashes) == expected
+    assert BlockNames(KEY, SPACE).digests(hashes, texts=True) == expected
 
 
 @pytest.mark.parametrize("wrong", [b"", bytes(65), bytearray(32), "0" * 32])
 def test_what_is_no_hash(wrong: object) -> None:
     with pytest.raises(TypeError) as caught:
-        BlockNames(KEY, SPACE).digests([b"fine", 1, wrong])
+        BlockNames(KEY, SPACE).digests([b"fine", 1, wrong], texts=True)
     assert caught.value.args == (2,)
+
+
+def test_bytes_are_hashes_only_where_they_are_asked_for() -> None:
+    with pytest.raises(TypeError) as caught:
+        BlockNames(KEY, SPACE).digests([1, b"text"])
+    assert caught.value.args == (1,)
