@@ -157,15 +157,25 @@ class Client:
         counted: Counted | None = None,
     ) -> CcResult:
         """Save in the caller's thread; see `operations.save`, and `load` for `counted`."""
-        with self._entered():
+        token = object()
+        self._running[token] = threading.get_ident()
+        try:
+            if self._refusal is not None:
+                raise self._refusal()
             copier = self._device.admit(spans)
-            record = self._record("save", spans)
-            return _noted(
-                record,
-                lambda: self._save(
-                    copier, digests, spans, deadline, replace, None, share, counted, record
-                ),
-            )
+            if self._profiler is not None:
+                record = self._profiler.record("save", spans.nkeys, spans.nbytes)
+                return _noted(
+                    record,
+                    lambda: self._save(
+                        copier, digests, spans, deadline, replace, None, share, counted, record
+                    ),
+                )
+            return self._save(copier, digests, spans, deadline, replace, None, share, counted, None)
+        finally:
+            self._running.pop(token, None)
+            if self._refusal is not None:
+                self._tell_left()
 
     def load_later(
         self, digests: bytes, spans: Spans, deadline: Deadline, counted: Counted | None = None

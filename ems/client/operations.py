@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Union
 
@@ -64,6 +64,13 @@ _LOAD_CALLS, _LOAD_KEYS, _LOAD_HITS = (
     int(Count.LOAD_HITS),
 )
 _LOAD_BYTES, _LOAD_NS = int(Count.LOAD_BYTES), int(Count.LOAD_NS)
+_SAVE_CALLS, _SAVE_KEYS, _SAVE_NS = (
+    int(Count.SAVE_CALLS),
+    int(Count.SAVE_KEYS),
+    int(Count.SAVE_NS),
+)
+_SAVE_MESSAGES, _MESSAGES = int(Count.SAVE_MESSAGES), int(Count.MESSAGES)
+_SAVE_COMMITTED, _SAVE_BYTES = int(Count.SAVE_COMMITTED), int(Count.SAVE_BYTES)
 
 _log = logging.getLogger("ems.client")
 
@@ -244,15 +251,15 @@ def save(
     """
     started = monotonic_ns()
     add = context.counters.add
-    add(Count.SAVE_CALLS, 1)
-    add(Count.SAVE_KEYS, spans.nkeys)
+    add(_SAVE_CALLS, 1)
+    add(_SAVE_KEYS, spans.nkeys)
     try:
         there = _Save(context, digests, spans, deadline, cancel, replace, chain, share).run()
     except Exception as error:
         raise _translated(
             error, context, Count.SAVE_TIMEOUTS, Count.SAVE_CANCELLED, Count.SAVE_ERRORS
         ) from error
-    add(Count.SAVE_NS, monotonic_ns() - started)
+    add(_SAVE_NS, monotonic_ns() - started)
     return there
 
 
@@ -299,14 +306,17 @@ class _Save:
             self._write_again(busy, force=True)
         return self._leading()
 
-    def _turns(self) -> Iterator[range]:
-        nkeys = self._spans.nkeys
+    def _turns(self) -> Iterable[range]:
+        nkeys, nbytes = self._spans.nkeys, self._spans.nbytes
+        if self._share is not None:
+            return self._frames(turns(nkeys, nbytes, self._share))
+        if nkeys <= MAX_FRAME_KEYS and nbytes <= FRAME_BYTES:
+            return (range(nkeys),)
+        return self._frames((range(nkeys),))
+
+    def _frames(self, parts: Iterable[range]) -> Iterator[range]:
+        """Cut parts of the list where a message would be too large."""
         ends = None if self._spans.nbytes <= FRAME_BYTES else _key_ends(self._spans)
-        parts = (
-            turns(nkeys, self._spans.nbytes, self._share)
-            if self._share is not None
-            else iter((range(nkeys),))
-        )
         for part in parts:
             first = part.start
             while first < part.stop:
@@ -377,8 +387,8 @@ class _Save:
             messages += self._give_back(request, error)
             raise
         finally:
-            context.counters.add(Count.SAVE_MESSAGES, messages)
-            context.counters.add(Count.MESSAGES, messages)
+            context.counters.add(_SAVE_MESSAGES, messages)
+            context.counters.add(_MESSAGES, messages)
         context.requests.end(request)
         return self._tally(keys, statuses, outcomes)
 
@@ -438,8 +448,8 @@ class _Save:
                 for key in keys:
                     there[key] = 1
                     nbytes += self._spans.length_of(key)
-            add(Count.SAVE_COMMITTED, len(keys))
-            add(Count.SAVE_BYTES, nbytes)
+            add(_SAVE_COMMITTED, len(keys))
+            add(_SAVE_BYTES, nbytes)
             return ()
         busy: list[int] = []
         nbytes = lost = 0
@@ -453,12 +463,12 @@ class _Save:
                 there[key] = 1
             elif status == _BUSY:
                 busy.append(key)
-        add(Count.SAVE_COMMITTED, outcomes.count(_COMMITTED))
+        add(_SAVE_COMMITTED, outcomes.count(_COMMITTED))
         add(Count.SAVE_KEPT, outcomes.count(_KEPT))
         add(Count.SAVE_LOST, lost)
         add(Count.SAVE_PRESENT, statuses.count(_PRESENT))
         add(Count.SAVE_NO_ROOM, statuses.count(_NO_ROOM))
-        add(Count.SAVE_BYTES, nbytes)
+        add(_SAVE_BYTES, nbytes)
         return busy
 
     def _give_back(self, request: int, error: BaseException) -> int:

@@ -21,6 +21,7 @@ COMMITTED, KEPT, LOST = range(3)
 
 _PLACE_WORDS = 5  # slot, version, offset, length, checksum
 _OFFSET, _LENGTH, _CHECKSUM = 2, 3, 4
+_ALL_POSITIONS = array("I", range(frames.MAX_KEYS)).tobytes()
 _IDLE_CONNECTIONS = 16
 _RECEIVE_BYTES = 64 << 10
 
@@ -102,16 +103,18 @@ class WriteChannel:
         """
         checksums = memoryview(places).cast("Q")[_CHECKSUM::_PLACE_WORDS]
         if positions is None:
-            column = array("I", range(len(checksums)))
+            count = len(checksums)
+            column = _ALL_POSITIONS[: 4 * count]
             sums = checksums.tobytes()
         else:
-            column = array("I", positions)
+            count = len(positions)
+            column = array("I", positions).tobytes()
             sums = array("Q", [checksums[position] for position in positions]).tobytes()
         answer = self._exchange(
-            Kind.COMMIT, request, frames.commit(request, column.tobytes(), sums, chain), deadline
+            Kind.COMMIT, request, frames.commit(request, column, sums, chain), deadline
         )
-        if len(answer) != len(column):
-            raise ChannelBroken(f"the server answered {len(answer)} bytes for {len(column)} keys")
+        if len(answer) != count:
+            raise ChannelBroken(f"the server answered {len(answer)} bytes for {count} keys")
         return answer
 
     def abort(self, request: int, deadline: Deadline) -> None:

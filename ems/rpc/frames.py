@@ -40,6 +40,7 @@ FLAG_CHAIN = 1
 _HELLO = struct.Struct("<II16s")
 HELLO_BYTES = _HELLO.size
 _COUNT = struct.Struct("<II")
+_COUNTED = struct.Struct(HEADER.format + _COUNT.format[1:])
 _SUSPECT = struct.Struct("<Q16s")
 _EPOCH = struct.Struct("<Q")
 
@@ -54,6 +55,9 @@ class Kind(enum.IntEnum):
     SUSPECT = 5
     ECHO = 6
     REFUSED = 0x7F
+
+
+_RESERVE, _COMMIT = int(Kind.RESERVE), int(Kind.COMMIT)
 
 
 class FrameError(Exception):
@@ -110,8 +114,9 @@ def hello_answer(epoch: int) -> bytes:
 def reserve(request: int, digests: bytes, lengths: bytes, replace: bool, force: bool) -> bytes:
     """Ask for extents for a batch of at most `MAX_KEYS` keys."""
     flags = FLAG_REPLACE * replace | FLAG_FORCE * force
-    head = _COUNT.pack(len(lengths) // 8, flags)
-    return frame(Kind.RESERVE, request, head + lengths + digests)
+    count = len(lengths) // 8
+    head = _COUNTED.pack(MAGIC, ABI_VERSION, _RESERVE, 8 + 24 * count, request, count, flags)
+    return head + lengths + digests
 
 
 def parse_reserve(payload: bytes) -> tuple[bytes, bytes, bool, bool]:
@@ -124,8 +129,11 @@ def parse_reserve(payload: bytes) -> tuple[bytes, bytes, bool, bool]:
 
 def commit(request: int, positions: bytes, checksums: bytes, chain: bool) -> bytes:
     """Publish keys of a request: u32 positions, rising, with their u64 checksums."""
-    head = _COUNT.pack(len(positions) // 4, FLAG_CHAIN * chain)
-    return frame(Kind.COMMIT, request, head + checksums + positions)
+    count = len(positions) // 4
+    head = _COUNTED.pack(
+        MAGIC, ABI_VERSION, _COMMIT, 8 + 12 * count, request, count, FLAG_CHAIN * chain
+    )
+    return head + checksums + positions
 
 
 def parse_commit(payload: bytes) -> tuple[bytes, bytes, bool]:
