@@ -8,6 +8,7 @@ import click
 
 from ems.bench.command import EXIT_MISMATCH, size, told_as_errors
 from ems.bench.copy import CopyReport, CopySettings, measure_copy
+from ems.cli.bench_v1 import v1
 from ems.common.size import format_size
 
 __all__ = ["command"]
@@ -18,6 +19,9 @@ __all__ = ["command"]
 )
 def command() -> None:
     """Measure EMS on this machine, with a pool of its own that is gone afterwards."""
+
+
+command.add_command(v1)
 
 
 @command.command(name="copy", short_help="Load and save of large blocks beside memcpy.")
