@@ -118,12 +118,9 @@ def audit(
         if checksum is not None:
             _compare(words, block, checksum, findings)
     used = sum(block.end - block.offset for block in blocks)
-    sessions = {
-        number
-        for number in range(1, _MAX_SESSIONS)
-        if words[after_buckets + number * _SESSION_WORDS]
-    }
     after_sessions = after_buckets + _MAX_SESSIONS * _SESSION_WORDS
+    states = words[after_buckets:after_sessions:_SESSION_WORDS].tolist()
+    sessions = {number for number, state in enumerate(states) if state and number}
     columns = words[after_sessions : after_sessions + sizes.reservations * _RESERVATION_WORDS]
     records = list(_reservations(columns, end, sessions, held, findings))
     findings += _overlaps(blocks + records)
@@ -195,11 +192,10 @@ def _reservations(
     findings: list[Finding],
 ) -> Iterator[_Block]:
     living: dict[int, bool] = {}
-    for number in range(len(words) // _RESERVATION_WORDS):
-        at = number * _RESERVATION_WORDS
-        state = words[at]
+    for number, state in enumerate(words[::_RESERVATION_WORDS].tolist()):
         if state == _FREE:
             continue
+        at = number * _RESERVATION_WORDS
         session, request, _, low, high, offset, length = words[at + 1 : at + 8].tolist()
         digest = low.to_bytes(8, "little") + high.to_bytes(8, "little")
         where = f"record {number} of session {session}, request {request}, key {digest.hex()}"
