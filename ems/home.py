@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import itertools
 import logging
 import os
@@ -95,6 +96,7 @@ class HomeLoop:
         self._ident: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._group: anyio.abc.TaskGroup | None = None
+        self._context: contextvars.Context | None = None
         self._stopping: asyncio.Event | None = None
         self._born = fork_count()
         self._release: Callable[[], None] = lambda: None
@@ -126,7 +128,9 @@ class HomeLoop:
         if self._loop is None or self._born != _forks:
             return False
         try:
-            self._loop.call_soon_threadsafe(function, *args)
+            # In the context of the loop, not the caller's: with `sniffio` installed anyio finds there
+            # which loop it runs on.
+            self._loop.call_soon_threadsafe(function, *args, context=self._context)
         except RuntimeError:  # closed
             return False
         return True
@@ -195,6 +199,7 @@ class HomeLoop:
         self._stopping = asyncio.Event()
         async with anyio.create_task_group() as group:
             self._group = group
+            self._context = contextvars.copy_context()
             self._loop = asyncio.get_running_loop()
             ready.set_result(None)
             await self._stopping.wait()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import os
 import threading
@@ -176,3 +177,14 @@ def test_many_threads_use_the_loop_at_once(home: HomeLoop) -> None:
         thread.join()
     assert len(results) == 160
     assert time.monotonic() - started < 20
+
+
+def test_tasks_live_in_the_context_of_the_loop(home: HomeLoop) -> None:
+    # anyio keeps there which library it runs on, when `sniffio` is installed.
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
+    variable.set("the caller's")
+
+    async def read() -> str:
+        return variable.get()
+
+    assert home.run(read) == "unset"
