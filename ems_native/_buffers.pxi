@@ -46,6 +46,8 @@ cdef str _device_of(object tensor):
         return None
 
 
+# The collector must not drop the buffer's object by itself: that would not end the export.
+@cython.no_gc_clear
 cdef class KvBufferWrapper:
     """One contiguous range of memory: a part of a value, or all of it.
 

@@ -8,6 +8,7 @@ keeps its wrappers, and they their objects).
 
 from __future__ import annotations
 
+cimport cython
 from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )

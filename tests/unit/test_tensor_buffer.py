@@ -83,3 +83,11 @@ def test_where_a_piece_is() -> None:
     for n in (-1, 6):
         with pytest.raises(IndexError):
             spans.where(n)
+
+
+def test_a_wrapper_in_a_cycle_ends_its_export(capfd: pytest.CaptureFixture[str]) -> None:
+    cycle: list[object] = [KvBufferWrapper.from_buffer(bytearray(10))]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert capfd.readouterr().err == ""
