@@ -558,6 +558,11 @@ cdef class Writer:
             raise ValueError("no such session")
         ems_set_release(&self.pool.sessions[session].state, 0)
 
+    def sessions(self):
+        """The ids of all open sessions."""
+        cdef uint32_t i, n = EMS_MAX_SESSIONS
+        return [i for i in range(1, n) if self.pool.sessions[i].state]
+
     def session(self, uint32_t session):
         """(pid, secret hash, opened ns) of an open session, or None."""
         cdef ems_session *s

@@ -23,7 +23,7 @@ _BUCKET_WORDS = LAYOUT["BUCKET_BYTES"] // 8
 _RESERVATION_WORDS = LAYOUT["RESERVATION_BYTES"] // 8
 _SESSION_WORDS = LAYOUT["SESSION_BYTES"] // 8
 _MAX_SESSIONS = LAYOUT["MAX_SESSIONS"]
-_FREE, _HELD, _INTENT = range(3)
+_HELD, _INTENT = 1, 2  # 0 is free
 _WORD = 0xFFFFFFFFFFFFFFFF
 
 
@@ -192,9 +192,9 @@ def _reservations(
     findings: list[Finding],
 ) -> Iterator[_Block]:
     living: dict[int, bool] = {}
-    for number, state in enumerate(words[::_RESERVATION_WORDS].tolist()):
-        if state == _FREE:
-            continue
+    states = words[::_RESERVATION_WORDS].tolist()
+    for number in [number for number, state in enumerate(states) if state]:
+        state = states[number]
         at = number * _RESERVATION_WORDS
         session, request, _, low, high, offset, length = words[at + 1 : at + 8].tolist()
         digest = low.to_bytes(8, "little") + high.to_bytes(8, "little")

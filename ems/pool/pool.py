@@ -319,7 +319,7 @@ class Pool:
 
     def sessions(self) -> list[SessionRecord]:
         """All open sessions."""
-        records = (self.session(session) for session in range(1, MAX_SESSIONS + 1))
+        records = (self.session(session) for session in self._writer.sessions())
         return [record for record in records if record is not None]
 
     def session_secret_hash(self, session: int) -> bytes | None:
@@ -386,7 +386,7 @@ class Pool:
             entries=entries,
             slots=slots,
             evictions=header["evictions"],
-            sessions=len(self.sessions()),
+            sessions=len(self._writer.sessions()),
             page_kind=header["page_kind"],
         )
 
