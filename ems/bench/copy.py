@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ems import CcKvOption, CcResult, Ems
+from ems.bench.figure import Figure, at_least, take_turns
+from ems.bench.fresh import FreshJob, judge_fresh, measure_fresh
 from ems.bench.machine import Machine, read_machine
 from ems.bench.memory import BlockMemory
 from ems.common.exception import internal_error, invalid_argument
@@ -17,9 +18,13 @@ from ems.testing import BlockPattern, LocalPool
 from ems.testing.figures import wait_until_prepared
 from ems_native import _copy
 
-__all__ = ["Contender", "CopyReport", "CopySettings", "measure_copy"]
+__all__ = ["SHAPES", "Contender", "CopyReport", "CopySettings", "measure_copy"]
 
+SHAPES = ((32, 2 << 20), (128, 64 << 10))
+"""(keys, bytes of a value) of the calls for which there are wanted figures."""
+_WANTED = {SHAPES[0]: (1.4, 1.25), SHAPES[1]: (1.0, 0.8)}  # load, save: times memcpy
 _MIN_BATCHES = 4
+_FRESH_BATCHES = 8
 _OPTION = CcKvOption(timeout=60_000)
 
 
@@ -31,6 +36,7 @@ class CopySettings:
     block_bytes: int = 2 << 20
     rotate_bytes: int = 1 << 30
     rounds: int = 24
+    fresh: int = 0  # how many processes make a first load, and how many a first save
 
     @property
     def batch_bytes(self) -> int:
@@ -62,11 +68,33 @@ class CopyReport:
     contenders: tuple[Contender, ...]
     page_kind: str
     mismatches: int
+    fresh: tuple[Figure, ...]
     machine: Machine
+
+    @property
+    def figures(self) -> list[Figure]:
+        """The figures for which something is wanted; none for another shape of call."""
+        settings = self.settings
+        times = {one.name: one for one in self.contenders}
+        shape = f"{settings.blocks} x {format_size(settings.block_bytes)}"
+        wanted = _WANTED.get((settings.blocks, settings.block_bytes), ())
+        copies = [
+            at_least(
+                f"{name} {shape}",
+                times[name].gb_per_s,
+                "GB/s",
+                limit,
+                roof=("memcpy", times["memcpy"].gb_per_s),
+                judged=("x memcpy", times[name].to_memcpy),
+            )
+            for name, limit in zip(("load", "save"), wanted)
+        ]
+        return [*copies, *self.fresh]
 
     def as_dict(self) -> dict[str, object]:
         """Return the report as plain data, ready for JSON."""
-        return dataclasses.asdict(self)
+        figures = [one.as_dict() for one in self.figures]
+        return {**dataclasses.asdict(self), "figures": figures}
 
 
 def measure_copy(settings: CopySettings) -> CopyReport:
@@ -92,7 +120,26 @@ def measure_copy(settings: CopySettings) -> CopyReport:
             bench.prepare()
             times = bench.measure()
             mismatches = bench.verify()
-    return CopyReport(settings, _rank(times, settings), page_kind, mismatches, read_machine())
+        fresh = _measure_fresh(settings, pool, bench.keys)
+    ranked = _rank(times, settings)
+    return CopyReport(settings, ranked, page_kind, mismatches, fresh, read_machine())
+
+
+def _measure_fresh(
+    settings: CopySettings, pool: LocalPool, keys: list[list[str]]
+) -> tuple[Figure, ...]:
+    """First load and first save, in turn, each at another place of the pool."""
+    if not settings.fresh:
+        return ()
+    batches = min(_FRESH_BATCHES, settings.batches)
+    some = [key for batch in keys[:batches] for key in batch]
+    jobs = [
+        FreshJob(pool.config, some, settings.blocks, settings.block_bytes, saves, turn % batches)
+        for turn in range(settings.fresh)
+        for saves in (False, True)
+    ]
+    times = measure_fresh(jobs)
+    return judge_fresh("first load", times[::2]), judge_fresh("first save", times[1::2])
 
 
 @contextlib.contextmanager
@@ -117,7 +164,7 @@ class _CopyBenchmark:
         self._cc = cc
         self._memory = BlockMemory(settings.batches * settings.blocks, settings.block_bytes)
         self._pattern = BlockPattern(settings.block_bytes)
-        self._keys = [
+        self.keys = [
             [f"copy@{batch}@{block}" for block in range(settings.blocks)]
             for batch in range(settings.batches)
         ]
@@ -139,28 +186,24 @@ class _CopyBenchmark:
 
     def measure(self) -> dict[str, list[float]]:
         """Return the seconds of each round by contender; they take turns in going first."""
-        contenders: list[tuple[str, Callable[[int], None]]] = [
-            ("memcpy", self._memcpy),
-            ("load", self._load),
-            ("save", self._save),
-        ]
-        times: dict[str, list[float]] = {name: [] for name, _ in contenders}
-        for number in range(self._settings.rounds):
-            turn = number % len(contenders)
-            for name, move in contenders[turn:] + contenders[:turn]:
-                start = time.perf_counter()
-                move(number % self._settings.batches)
-                times[name].append(time.perf_counter() - start)
-        return times
+        batches = self._settings.batches
+        return take_turns(
+            {
+                "memcpy": lambda number: self._memcpy(number % batches),
+                "load": lambda number: self._load(number % batches),
+                "save": lambda number: self._save(number % batches),
+            },
+            self._settings.rounds,
+        )
 
     def verify(self) -> int:
         """Save and load one batch of known bytes and return how many blocks came back wrong."""
         views = self._memory.views[: self._settings.blocks]
         for block, view in enumerate(views):
             self._pattern.fill(block, view)
-        self._check(self._cc.save(_OPTION, self._keys[0], self._buffers[0]))
+        self._check(self._cc.save(_OPTION, self.keys[0], self._buffers[0]))
         self._memory.scrub(0, self._settings.blocks)
-        self._check(self._cc.load(_OPTION, self._keys[0], self._buffers[0]))
+        self._check(self._cc.load(_OPTION, self.keys[0], self._buffers[0]))
         return sum(not self._pattern.matches(block, view) for block, view in enumerate(views))
 
     def _memcpy(self, batch: int) -> None:
@@ -171,11 +214,11 @@ class _CopyBenchmark:
         )
 
     def _load(self, batch: int) -> None:
-        keys, buffers = self._keys[self._ahead(batch, 2)], self._buffers[self._ahead(batch, 1)]
+        keys, buffers = self.keys[self._ahead(batch, 2)], self._buffers[self._ahead(batch, 1)]
         self._check(self._cc.load(_OPTION, keys, buffers))
 
     def _save(self, batch: int) -> None:
-        keys, buffers = self._keys[batch], self._buffers[self._ahead(batch, 3)]
+        keys, buffers = self.keys[batch], self._buffers[self._ahead(batch, 3)]
         self._check(self._cc.save(_OPTION, keys, buffers))
 
     def _ahead(self, batch: int, quarters: int) -> int:

@@ -86,13 +86,14 @@ def at_most(
 def take_turns(
     contenders: Mapping[str, Callable[[int], object]],
     rounds: int,
+    calls: int = 1,
     prepare: Callable[[str], object] = lambda name: None,
 ) -> dict[str, list[float]]:
     """Seconds of each call by contender.
 
-    In each round every contender makes one call, with the round's number; they take turns in going
-    first, so that a change of clock or a noisy neighbour meets all of them. `prepare` is called
-    with the contender's name before each call, and not timed.
+    In each round every contender makes `calls` calls, with a running number; they take turns in
+    going first, so that a change of clock or a noisy neighbour meets all of them. `prepare` is
+    called with the contender's name before each call, and not timed.
     """
     order = list(contenders.items())
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -100,10 +101,12 @@ def take_turns(
     for number in range(rounds):
         turn = number % len(order)
         for name, call in order[turn:] + order[:turn]:
-            prepare(name)
-            start = clock()
-            call(number)
-            times[name].append(clock() - start)
+            mine = times[name]
+            for at in range(number * calls, (number + 1) * calls):
+                prepare(name)
+                start = clock()
+                call(at)
+                mine.append(clock() - start)
     return times
 
 

@@ -1,59 +1,210 @@
-"""`ems bench`: measurements of this machine, each beside the roof that plain memory gives."""
+"""`ems bench`: measurements of this machine, each beside the roof that it gives."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from ems.bench.command import EXIT_MISMATCH, size, told_as_errors
-from ems.bench.copy import CopyReport, CopySettings, measure_copy
+from ems.bench.copy import SHAPES, CopyReport, CopySettings, measure_copy
+from ems.bench.figure import Figure, print_figures
+from ems.bench.latency import LatencySettings, measure_latency
+from ems.bench.lookup import LookupSettings
+from ems.bench.machine import read_machine
+from ems.bench.scale import ScaleSettings, measure_scale
+from ems.bench.steps import StepsSettings
+from ems.bench.writers import WritersSettings
 from ems.cli.bench_v1 import v1
 from ems.common.size import format_size
 
 __all__ = ["command"]
 
+_ROTATE = "1GiB"
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+_rotate = click.option(
+    "--rotate",
+    callback=size,
+    metavar="SIZE",
+    default=_ROTATE,
+    show_default=True,
+    help="Memory on either side that the calls rotate over; give more than the caches hold.",
+)
+
+
+def _rounds(default: int) -> Callable[[_F], _F]:
+    return click.option(
+        "--rounds", type=click.IntRange(1, 100_000), default=default, show_default=True
+    )
+
 
 @click.group(
-    name="bench", short_help="Measure this machine; figures come with their ratio to memcpy."
+    name="bench", short_help="Measure this machine; figures come with their ratio to a roof."
 )
 def command() -> None:
-    """Measure EMS on this machine, with a pool of its own that is gone afterwards."""
+    """Measure EMS on this machine, with pools of its own that are gone afterwards.
+
+    Each figure stands beside its roof (what the machine gives without EMS), measured in the same
+    run, and beside what is wanted of it.
+    """
 
 
 command.add_command(v1)
 
 
 @command.command(name="copy", short_help="Load and save of large blocks beside memcpy.")
-@click.option("--blocks", type=click.IntRange(1, 100_000), default=32, show_default=True)
-@click.option("--block-bytes", callback=size, metavar="SIZE", default="2MiB", show_default=True)
+@click.option("--blocks", type=click.IntRange(1, 100_000), help="Keys of a call.")
+@click.option("--block-bytes", callback=size, metavar="SIZE", help="Size of a value.")
+@_rotate
+@_rounds(24)
 @click.option(
-    "--rotate",
-    callback=size,
-    metavar="SIZE",
-    default="1GiB",
+    "--fresh",
+    type=click.IntRange(0, 1000),
+    default=5,
     show_default=True,
-    help="Memory on either side that the calls rotate over; give more than the caches hold.",
+    help="Processes that make a first load, and as many a first save.",
 )
-@click.option("--rounds", type=click.IntRange(1, 100_000), default=24, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def copy(blocks: int, block_bytes: int, rotate: int, rounds: int, as_json: bool) -> None:
+@_as_json
+def copy(
+    blocks: int | None,
+    block_bytes: int | None,
+    rotate: int,
+    rounds: int,
+    fresh: int,
+    as_json: bool,
+) -> None:
     """Time load, save and one-thread memcpy of the same batch, taking turns.
 
-    The exit code is 1 when a byte was wrong.
+    Without --blocks and --block-bytes: 32 x 2 MiB and 128 x 64 KiB. First calls of fresh processes
+    are measured for the first of them. The exit code is 1 when a byte was wrong.
     """
-    settings = CopySettings(blocks, block_bytes, rotate, rounds)
+    reports = []
     with told_as_errors():
-        report = measure_copy(settings)
+        for settings in _copy_settings(blocks, block_bytes, rotate, rounds, fresh):
+            reports.append(measure_copy(settings))
+    if as_json:
+        click.echo(json.dumps({"reports": [report.as_dict() for report in reports]}, indent=2))
+    else:
+        for report in reports:
+            _print_copy(report)
+        _print_figures([figure for report in reports for figure in report.figures])
+    _end(reports)
+
+
+@command.command(name="latency", short_help="One small key: sync, awaited, many outstanding.")
+@_rotate
+@_rounds(4000)
+@click.option("--loads", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option("--lag-seconds", type=click.FloatRange(0.01, 600), default=2.0, show_default=True)
+@_as_json
+def latency(rotate: int, rounds: int, loads: int, lag_seconds: float, as_json: bool) -> None:
+    """Time calls of one key of 64 KiB, and look at the lag of an event loop that awaits many.
+
+    Sync calls stand beside a bare memmove and a message to the server, awaited ones beside an empty
+    hop through the home loop and a worker.
+    """
+    settings = LatencySettings(
+        rotate_bytes=rotate,
+        rounds=rounds,
+        local_loads=loads,
+        lag_s=lag_seconds,
+    )
+    with told_as_errors():
+        report = measure_latency(settings)
     if as_json:
         click.echo(json.dumps(report.as_dict(), indent=2))
     else:
-        _print(report)
-    if report.mismatches:
-        raise SystemExit(EXIT_MISMATCH)
+        click.echo(f"{report.machine}; pool on {report.page_kind} pages\n")
+        _print_figures(report.figures)
 
 
-def _print(report: CopyReport) -> None:
+@command.command(name="scale", short_help="Many entries, several writers, memory.")
+@click.option("--entries", type=click.IntRange(1000), default=1_000_000, show_default=True)
+@click.option("--few", type=click.IntRange(1000), default=4_000, show_default=True)
+@_rotate
+@_rounds(1000)
+@click.option("--writers", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=3.0, show_default=True)
+@_as_json
+def scale(
+    entries: int,
+    few: int,
+    rotate: int,
+    rounds: int,
+    writers: int,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Measure what a key costs among many entries, what the server takes, what memory it all costs.
+
+    A million entries take 4 GiB of shared memory.
+    """
+    settings = ScaleSettings(
+        LookupSettings(entries, few, rotate_bytes=rotate, rounds=rounds),
+        WritersSettings(writers, seconds=seconds),
+        StepsSettings(entries),
+    )
+    with told_as_errors():
+        report = measure_scale(settings, lambda text: click.echo(text, err=True))
+    if as_json:
+        click.echo(json.dumps(report.as_dict(), indent=2))
+    else:
+        click.echo(f"{report.machine}\n")
+        _print_figures(report.figures)
+
+
+@command.command(name="all", short_help="Copy, latency and scale, with their defaults.")
+@click.option("--quick", is_flag=True, help="Toy sizes: it runs, but the figures say nothing.")
+@_as_json
+def everything(quick: bool, as_json: bool) -> None:
+    """Measure everything, some minutes altogether, and say which of the wanted figures hold.
+
+    The exit code is 1 when a byte was wrong.
+    """
+    copies = _copy_settings(None, None, 1 << 30, 24, 5)
+    latencies, scales = LatencySettings(), ScaleSettings()
+    if quick:
+        copies = [dataclasses.replace(copies[1], rotate_bytes=32 << 20, rounds=3, fresh=1)]
+        latencies = LatencySettings(rotate_bytes=8 << 20, rounds=100, local_loads=100, lag_s=0.05)
+        scales = ScaleSettings(
+            LookupSettings(4000, 1000, rotate_bytes=8 << 20, rounds=20),
+            WritersSettings(2, keys=1024, seconds=0.1),
+            StepsSettings(4000, keys=512, rounds=1),
+            client_calls=20,
+        )
+    with told_as_errors():
+        reports = [measure_copy(settings) for settings in copies]
+        figures = [figure for report in reports for figure in report.figures]
+        figures += measure_latency(latencies).figures
+        figures += measure_scale(scales).figures
+    machine = read_machine()
+    if as_json:
+        found = [figure.as_dict() for figure in figures]
+        click.echo(json.dumps({"figures": found, "machine": dataclasses.asdict(machine)}, indent=2))
+    else:
+        click.echo(f"{machine}\n")
+        _print_figures(figures)
+    _end(reports)
+
+
+def _copy_settings(
+    blocks: int | None, block_bytes: int | None, rotate: int, rounds: int, fresh: int
+) -> list[CopySettings]:
+    shapes = list(SHAPES)
+    if blocks is not None or block_bytes is not None:
+        shapes = [(blocks or SHAPES[0][0], block_bytes or SHAPES[0][1])]
+    return [
+        CopySettings(*shape, rotate, rounds, 0 if number else fresh)
+        for number, shape in enumerate(shapes)
+    ]
+
+
+def _print_copy(report: CopyReport) -> None:
     settings = report.settings
     click.echo(
         f"{settings.blocks} x {format_size(settings.block_bytes)} a call, over "
@@ -66,4 +217,14 @@ def _print(report: CopyReport) -> None:
             f"{one.name:<8}{one.median_ms:>11.2f}{one.best_ms:>11.2f}"
             f"{one.gb_per_s:>8.2f}{one.to_memcpy:>10.2f}"
         )
-    click.echo(f"\nmismatches {report.mismatches}")
+    click.echo(f"\nmismatches {report.mismatches}\n")
+
+
+def _print_figures(figures: list[Figure] | tuple[Figure, ...]) -> None:
+    if figures:
+        print_figures(figures, click.echo)
+
+
+def _end(reports: list[CopyReport]) -> None:
+    if any(report.mismatches for report in reports):
+        raise SystemExit(EXIT_MISMATCH)
