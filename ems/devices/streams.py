@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ems.common.exception import EmsException, internal_error, invalid_argument
 from ems.devices.base import CopyEnd, DeviceError
 from ems.devices.limits import Limits
+from ems.devices.parallel import ParallelCopy, default_threads
 from ems.devices.unit import Thread, Unit
 from ems_native import _copy
 
@@ -64,6 +65,7 @@ class StreamDevice:
         self.kinds = (kind,)
         self.slice_bytes = slice_bytes
         self.verifies = False
+        self.cpus = ParallelCopy(default_threads())
         self._current_stream = current_stream
         self._units: dict[int, Unit] = {}
         self._segments: dict[int, int] = {}
@@ -147,6 +149,7 @@ class StreamDevice:
             units, self._units = self._units, {}
         for unit in units.values():
             unit.close()
+        self.cpus.close()
 
     # ---- the rest ----
 
@@ -236,7 +239,7 @@ class Batch:
                         if under_way is None:
                             lane.close()  # what is left is work for the CPU
                         staged = spans.staged(arrived.first, arrived.count, arrived.address, mask)
-                        end, reason = _copy.copy_in(
+                        end, reason = self._device.cpus.copy_in(
                             staged,
                             arrived.first,
                             arrived.count,

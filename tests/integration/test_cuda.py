@@ -19,6 +19,7 @@ import ems.testing.emulated_npu as emulated
 from ems import CcKvOption, ContextCaching, Ems, EmsErrorCode, EmsException, KvBufferWrapper
 from ems.devices import cuda
 from ems.testing import LocalPool
+from ems.testing.cuda_copy import why_not
 from ems.testing.emulated_npu import EmulatedNpu
 
 SHIM = Path(__file__).parent.parent / "native" / "emulated_cuda.c"
@@ -181,3 +182,14 @@ def test_whose_memory(
     assert "kind cuda" in text
     npu = KvBufferWrapper.from_tensor(FakeTensor(4096, 4096))
     failed(EmsErrorCode.EMS_INVALID_ARGUMENT, cc.load, OPTION, ["a"], [[npu]])
+
+
+def test_the_benchmark_measures_or_says_why_not() -> None:
+    script = Path(__file__).parent.parent.parent / "benchmarks" / "bench_cuda.py"
+    reason = why_not()
+    if reason is None:
+        pytest.skip("there is a GPU: run benchmarks/bench_cuda.py by hand")
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"skipped: {reason}\n")
