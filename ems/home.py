@@ -128,7 +128,7 @@ class HomeLoop:
         if self._loop is None or self._born != _forks:
             return False
         try:
-            # In the context of the loop, not the caller's: with `sniffio` installed anyio finds there
+            # In the loop's context, not the caller's: with `sniffio` installed anyio finds there
             # which loop it runs on.
             self._loop.call_soon_threadsafe(function, *args, context=self._context)
         except RuntimeError:  # closed
