@@ -1,0 +1,234 @@
+"""The worker half: loads and saves in whole batches, and what must not happen to a block.
+
+- No block is read after it was handed back: blocks of a request that ended are held, a preempted
+  one's saves are waited for before its blocks are written.
+- No block is written after its request ended: a load is reported when its future is done, and then
+  it touches nothing any more.
+- Nothing computed from a block whose load failed is saved: its hash would name other bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from ems import CcFuture, CcKvOption, ContextCaching, Ems, EmsException, KvPages, PageCaching
+from ems.integrations.vllm_link import Link
+from ems.integrations.vllm_settings import Settings
+from ems.integrations.vllm_steps import Load, StepPlan, StepReport
+
+__all__ = ["WorkerHalf"]
+
+PATIENCE_S = 0.05
+"""How long a preempted request's saves may go on before they are cancelled."""
+_COUNTED = (
+    "load_calls", "load_keys", "load_hits", "load_bytes", "load_ns", "load_timeouts", "load_errors",
+    "miss_absent", "miss_changing", "miss_length", "miss_retired", "miss_checksum",
+    "save_keys", "save_committed", "save_no_room", "save_bytes", "save_ns", "save_timeouts",
+    "save_errors",
+)  # fmt: skip
+_log = logging.getLogger("ems.vllm")
+
+
+class WorkerHalf:
+    """Used by the model runner's thread alone.
+
+    Args:
+        settings: of the connector.
+        link: to EMS.
+        counters: what the client of this process counted so far.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        link: Link,
+        counters: Callable[[], dict[str, int]] = Ems.stats,
+    ) -> None:
+        self._link = link
+        self._load_option = CcKvOption(timeout=settings.load_timeout_ms)
+        self._save_option = CcKvOption(timeout=settings.save_timeout_ms)
+        self._counters = counters
+        self._described: tuple[Sequence[KvPages], str] | None = None
+        self._caching: ContextCaching | None = None
+        self._pages: PageCaching | None = None
+        self._saving: dict[str, list[CcFuture]] = {}
+        self._loading: dict[str, tuple[CcFuture, Load]] = {}
+        self._held: set[str] = set()
+        self._received: set[str] = set()
+        self._bad: set[int] = set()  # to be reported
+        self._poisoned: set[int] = set()  # filled with nothing good yet
+        self._report = StepReport()
+        self._before: dict[str, int] = {}
+        self._worked = False
+
+    def register(self, pages: Sequence[KvPages], layout: str) -> None:
+        """Take the KV cache: one entry for each piece of memory that a block has a page in."""
+        self._described = (pages, layout)
+        self._caching = self._pages = None
+
+    def preempt(self, plan: StepPlan) -> None:
+        """Have the saves of preempted requests ended: their blocks are written in this step."""
+        for request_id in plan.preempted:
+            for future in self._saving.get(request_id, ()):
+                if not _waited(future, PATIENCE_S):
+                    future.cancel()
+                    _waited(future, None)
+
+    def load(self, plan: StepPlan) -> None:
+        """Load what the step needs, and start what later steps need."""
+        for load in plan.loads:
+            self._worked = True
+            pages = None if self._link.loads.is_open else self._current_pages()
+            if pages is None:
+                self._loaded(load, 0)
+                continue
+            try:
+                if load.later:
+                    future = pages.async_load(load.block_ids, load.keys, self._load_option)
+                    self._loading[load.request_id] = (future, load)
+                else:
+                    result = pages.load(load.block_ids, load.keys, self._load_option)
+                    self._loaded(load, result.success)
+            except EmsException as error:
+                self._load_failed(load, error)
+
+    def abandon(self, plan: StepPlan) -> None:
+        """Report every load of a step as failed: something went wrong that nobody thought of."""
+        for load in plan.loads:
+            if load.request_id not in self._loading:
+                self._loaded(load, 0)
+
+    def save(self, plan: StepPlan) -> None:
+        """Start to save what the forward pass has filled."""
+        for save in plan.saves:
+            self._poisoned.difference_update(save.block_ids[save.computed :])
+        for save in plan.saves:
+            self._worked = True
+            pages = None if self._link.saves.is_open else self._current_pages()
+            if pages is None or not self._poisoned.isdisjoint(save.block_ids[: save.computed]):
+                self._acknowledge(save.request_id)
+                continue
+            try:
+                future = pages.async_save(
+                    save.block_ids[save.begin :], save.keys, self._save_option
+                )
+            except EmsException as error:
+                self._link.failed(self._link.saves, error)
+                self._acknowledge(save.request_id)
+            else:
+                self._saving.setdefault(save.request_id, []).append(future)
+
+    def finished(self, plan: StepPlan) -> tuple[set[str], set[str]]:
+        """Return the requests whose held blocks are free now, and those whose loads have ended."""
+        self._held.update(plan.held)
+        for request_id in list(self._saving):
+            self._sweep(request_id)
+        for request_id, (future, load) in list(self._loading.items()):
+            if future.done():
+                del self._loading[request_id]
+                self._worked = True
+                error = future.exception()
+                if error is None:
+                    self._loaded(load, future.result().success)
+                else:
+                    self._load_failed(load, error)
+        sent = {one for one in self._held if one not in self._saving}
+        self._held -= sent
+        received, self._received = self._received, set()
+        return sent, received
+
+    def take_bad_blocks(self) -> set[int]:
+        """Return the blocks that loads of this step did not fill."""
+        bad, self._bad = self._bad, set()
+        return bad
+
+    def take_report(self) -> StepReport | None:
+        """Return what the scheduler half must know, None if nothing."""
+        if not self._report:
+            return None
+        report, self._report = self._report, StepReport()
+        return report
+
+    def take_stats(self) -> dict[str, float]:
+        """Return what the client counted since the last call; empty when nothing was done."""
+        if not self._worked:
+            return {}
+        self._worked = bool(self._saving or self._loading)
+        try:
+            now = self._counters()
+        except EmsException:
+            return {}
+        before, self._before = self._before, {name: now[name] for name in _COUNTED}
+        changed = {name: now[name] - before.get(name, 0) for name in _COUNTED}
+        return {name: float(value) for name, value in changed.items() if value > 0}
+
+    def close(self) -> None:
+        """Wait for what runs, as long as it may take, and let go of the memory."""
+        for futures in self._saving.values():
+            for future in futures:
+                _waited(future, None)
+        for future, _ in self._loading.values():
+            future.cancel()
+            _waited(future, None)
+        self._saving.clear()
+        self._loading.clear()
+        self._described = self._caching = self._pages = None
+
+    # ---- small things ----
+
+    def _current_pages(self) -> PageCaching | None:
+        caching = self._link.caching
+        if caching is not self._caching and self._described is not None:
+            self._caching = caching
+            self._pages = None
+            if caching is not None:
+                try:
+                    self._pages = caching.register_pages(*self._described)
+                except EmsException as error:
+                    _log.error("the KV cache cannot be registered, EMS stays off: %s", error)
+        return self._pages
+
+    def _loaded(self, load: Load, blocks: int) -> None:
+        self._poisoned.difference_update(load.block_ids[:blocks])
+        missing = load.block_ids[blocks:]
+        if missing:
+            self._bad.update(missing)
+            self._poisoned.update(missing)
+            self._report.failed.add(load.request_id)
+        if load.later:
+            self._received.add(load.request_id)
+
+    def _load_failed(self, load: Load, error: EmsException) -> None:
+        self._link.failed(self._link.loads, error)
+        self._report.broken += 1
+        self._loaded(load, 0)
+
+    def _sweep(self, request_id: str) -> None:
+        futures = self._saving[request_id]
+        left = [future for future in futures if not future.done()]
+        if len(left) == len(futures):
+            return
+        for future in futures:
+            if future.done():
+                self._worked = True
+                self._acknowledge(request_id)
+                error = None if future.cancelled() else future.exception()
+                if error is not None:
+                    self._link.failed(self._link.saves, error)
+        if left:
+            self._saving[request_id] = left
+        else:
+            del self._saving[request_id]
+
+    def _acknowledge(self, request_id: str) -> None:
+        self._report.saved[request_id] = self._report.saved.get(request_id, 0) + 1
+
+
+def _waited(future: CcFuture, timeout_s: float | None) -> bool:
+    """Wait for the end of an operation, whatever it is; False when the time was over before."""
+    try:
+        future.exception(timeout_s)
+    except EmsException:
+        return future.done()
+    return True
