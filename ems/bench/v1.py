@@ -256,9 +256,7 @@ class _Blocks:
         wanted = self._settings.plan_blocks * size
         slots = (slots * (wanted // len(slots) + 1))[:wanted]
         offsets = [size] * self._settings.plan_blocks
-        return median_us(
-            take_turns({"plan": lambda _: self._plan(slots, offsets)}, 20, calls=5)["plan"]
-        )
+        return median_us(take_turns({"plan": lambda _: self._plan(slots, offsets)}, 100)["plan"])
 
     def exists_us(self) -> float:
         """Return the time of `exists` of hashes that are all there."""
@@ -270,7 +268,7 @@ class _Blocks:
             if self._cc.exists(hashes).success != count:
                 raise internal_error("a block is gone, which makes no measurement")
 
-        return median_us(take_turns({"exists": ask}, 20, calls=5)["exists"])
+        return median_us(take_turns({"exists": ask}, 100)["exists"])
 
     def outside(self) -> float:
         """Return the part of a load's time that is not the copy, by the client's own profile."""
