@@ -109,7 +109,7 @@ class PoolService(PoolBase):
                 Status.RESOURCE_EXHAUSTED, "the server is about to stop: attach to the next one"
             )
         try:
-            return self._sessions.attach(request.pid)
+            return self._sessions.attach(request.pid & 0xFFFF_FFFF)  # no decoder sees to it
         except PoolFull as error:
             raise GRPCError(Status.RESOURCE_EXHAUSTED, str(error)) from None
 

@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ems.pool.pool import MAX_SESSIONS
 from ems.rpc.codec import SECRET_BYTES
 
 if TYPE_CHECKING:
@@ -160,6 +161,9 @@ class Sessions:
         return True
 
     def _check(self, session_id: int, secret: bytes) -> None:
-        known = self._pool.session_secret_hash(session_id)
+        # The number comes from outside, and a decoder of 32-bit fields lets longer ones pass.
+        known = None
+        if 0 < session_id <= MAX_SESSIONS:
+            known = self._pool.session_secret_hash(session_id)
         if known is None or not hmac.compare_digest(known, secret_hash(secret)):
             raise NoSuchSession(session_id)

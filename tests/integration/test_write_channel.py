@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import pickle
@@ -14,52 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from served_pool import BLOCK, SECRET, ServedPool
 
 from ems.client.writer import ChannelBroken, WriteChannel
 from ems.common.deadline import Deadline, DeadlineExpired
 from ems.pool.pool import BUSY, COMMITTED, GRANTED, LOST, NO_ROOM, PRESENT
 from ems.rpc import frames
-from ems.server.write_channel import WriteServer, bind_unix_socket
-from ems.testing.memory_pool import UNIT, MemoryPool, digest_of, u64s
-
-SECRET = b"a session secret"
-BLOCK = 16 * UNIT
+from ems.testing.memory_pool import digest_of, u64s
 
 
 def soon(ms: float = 5000) -> Deadline:
     return Deadline.after_ms(ms)
-
-
-class ServedPool:
-    """A pool in memory behind a real write server. The pool is touched on the loop only."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.memory = MemoryPool(64 * BLOCK)
-        self.session = self.memory.session()
-        self.gone: list[int] = []
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self.server = WriteServer(
-            self.memory.pool, 0, lambda session, secret: secret == SECRET, self.gone.append
-        )
-        self.on_loop(self.server.start(bind_unix_socket(path, 0o600)))
-
-    def on_loop(self, coroutine: object) -> object:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(5)  # type: ignore[arg-type]
-
-    def freeze(self, seconds: float) -> None:
-        self._loop.call_soon_threadsafe(time.sleep, seconds)
-
-    def channel(self, session: int = 0) -> WriteChannel:
-        return WriteChannel(self.path, session or self.session, SECRET)
-
-    def close(self) -> None:
-        self.on_loop(self.server.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 @pytest.fixture
