@@ -86,8 +86,10 @@ def test_where_a_piece_is() -> None:
 
 
 def test_a_wrapper_in_a_cycle_ends_its_export(capfd: pytest.CaptureFixture[str]) -> None:
-    cycle: list[object] = [KvBufferWrapper.from_buffer(bytearray(10))]
-    cycle.append(cycle)
-    del cycle
+    for _ in range(200):
+        view = memoryview(bytearray(10))
+        cycle: list[object] = [view, KvBufferWrapper.from_buffer(view), view[2:]]
+        cycle.append(cycle)
+        del cycle, view
     gc.collect()
     assert capfd.readouterr().err == ""
