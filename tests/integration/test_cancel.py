@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import anyio
 import pytest
-from client_bench import Buffers, pattern
+from client_bench import AdmittingDevice, Buffers, pattern
 from fix_pool import status_of, wait_until
 
 from ems import CcKvOption, CcResult, ContextCaching, Ems, EmsErrorCode, EmsException
@@ -25,14 +25,11 @@ LONG = CcKvOption(timeout=60_000)
 @pytest.fixture
 def slow_loads(monkeypatch: pytest.MonkeyPatch, cc: ContextCaching) -> Iterator[list[str]]:
     """Loads copy one key at a time, and take 20 ms for each, as from a slow device."""
-    import dataclasses
-
-    session = cc._client._session
-    real = session._context.device  # type: ignore[union-attr]
+    real = cc._client._device
     events: list[str] = []
 
     class SlowDevice:
-        name = "slow"
+        chunk_bytes = real.chunk_bytes
         copy_in = real.copy_in
 
         def copy_out(
@@ -59,7 +56,7 @@ def slow_loads(monkeypatch: pytest.MonkeyPatch, cc: ContextCaching) -> Iterator[
             finally:
                 events.append("end")
 
-    session._context = dataclasses.replace(session._context, device=SlowDevice())  # type: ignore[type-var,arg-type]
+    cc._client._device = AdmittingDevice(real, SlowDevice())  # type: ignore[assignment]
     yield events
 
 

@@ -23,7 +23,7 @@ OPTION = CcKvOption(timeout=10_000)
 # At the step that it is told, the child raises the signal that it is told.
 CHILD = """
 import dataclasses, os, signal, sys
-from client_bench import Buffers, pattern
+from client_bench import AdmittingDevice, Buffers, pattern
 from ems import *
 root, step, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
 Ems.init(EmsConfig(cc_config=CcConfig(0, 0, 'local'), root=root))
@@ -50,9 +50,8 @@ class Steps:
             return answer
         return call
 
-session._context = dataclasses.replace(
-    context, channel=Steps(context.channel), device=Steps(context.device)
-)
+session._context = dataclasses.replace(context, channel=Steps(context.channel))
+cc._client._device = AdmittingDevice(cc._client._device, Steps(context.device))
 values = [pattern(("child", key), 1 << 20) for key in "abc"]
 print(cc.save(CcKvOption(timeout=10000), list("abc"), Buffers(values).value_list))
 """

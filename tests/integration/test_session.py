@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from client_bench import Buffers, pattern
+from client_bench import AdmittingDevice, Buffers, pattern
 from fix_pool import status_of, wait_until
 
 from ems import CcKvOption, CcResult, ContextCaching, Ems, EmsErrorCode, EmsException
@@ -126,23 +126,18 @@ def test_saves_in_flight_when_the_server_dies(cc: ContextCaching, local_pool: Lo
 def test_a_save_that_copies_while_the_server_is_replaced(
     cc: ContextCaching, local_pool: LocalPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import dataclasses
-
-    session = cc._client._session
-    context = session._context
-    assert context is not None
+    real = cc._client._device
     copying, go_on = threading.Event(), threading.Event()
 
     class SlowDevice:
-        name = "slow"
-        copy_out = context.device.copy_out
+        chunk_bytes = real.chunk_bytes
 
         def copy_in(self, *arguments: object) -> tuple[int, int]:
             copying.set()
             go_on.wait(20)
-            return context.device.copy_in(*arguments)  # type: ignore[union-attr,arg-type]
+            return real.copy_in(*arguments)  # type: ignore[arg-type]
 
-    session._context = dataclasses.replace(context, device=SlowDevice())  # type: ignore[arg-type]
+    cc._client._device = AdmittingDevice(real, SlowDevice())  # type: ignore[assignment]
     source = Buffers(values_of("slow"))
     future = cc.async_save(LONG, KEYS, source.value_list)
     assert copying.wait(10)
@@ -150,7 +145,7 @@ def test_a_save_that_copies_while_the_server_is_replaced(
     local_pool.start()
     wait_until(Ems.check_health)
     # It has told the new server that it is still writing: others get other memory.
-    session._context = dataclasses.replace(session._context, device=context.device)  # type: ignore[type-var]
+    cc._client._device = real
     others = [f"other{n}" for n in range(8)]
     other_values = [pattern(key, NBYTES) for key in others]
     assert cc.save(LONG, others, Buffers(other_values).value_list) == CcResult(8, 8)
