@@ -45,8 +45,8 @@ def command(
 
     Values have 1 byte to --max-bytes; a share of --hurried calls gets a time-out of milliseconds or
     is cancelled. Checked are every loaded byte, that no call writes to memory after it failed,
-    that loads send no message, and that nothing stays reserved. The exit code is 1 when one of
-    these is broken.
+    that loads send no message, that nothing stays reserved, and that memory, descriptors, threads
+    and tasks of no process grow. The exit code is 1 when one of these is broken.
     """
     plan = StressPlan(
         seconds=60 * minutes,
@@ -73,7 +73,7 @@ def command(
         click.echo(json.dumps(report.as_dict(), indent=2))
     else:
         _print(report)
-    if report.faults:
+    if report.faults or report.grown:
         raise SystemExit(EXIT_MISMATCH)
 
 
@@ -89,7 +89,7 @@ def _print(report: StressReport) -> None:
         "mismatches": f"{tally.mismatches:,}",
         "written late": f"{tally.written_late:,}",
         "left reserved": f"{format_size(report.left_reserved_bytes)}, "
-        f"{report.left_sessions} sessions",
+        f"{report.left_sessions} sessions, {tally.tasks_left} tasks",
     }
     for name, text in rows.items():
         click.echo(f"{name:<16} {text}")
@@ -100,6 +100,8 @@ def _print(report: StressReport) -> None:
         for growth in report.growth:
             table.add_row(growth.name, *_grown(growth))
         Console().print(table)
+        grown = ", ".join(report.grown)
+        click.echo(f"{'growth':<16} {'GREW: ' + grown if grown else 'none: early and late agree'}")
 
 
 def _grown(growth: Growth) -> tuple[str, str, str]:

@@ -10,8 +10,10 @@ Run as a child by `run_stress`; see there.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import faulthandler
+import gc
 import hashlib
 import os
 import random
@@ -36,6 +38,8 @@ _HURRIED_MS = 20
 _LATE_S = 1.0
 """Beyond its time-out: more than a busy machine of two cores explains."""
 _TICK_S = 0.05
+_TASKS_START_S, _TASKS_END_S = 0.3, 3.0
+"""For the tasks of a client to start, and for those of its last calls to end."""
 _OUTAGE_PAUSE_S = 0.01
 
 
@@ -84,6 +88,7 @@ class StressTally:
     mismatches: int = 0
     written_late: int = 0
     messages_in_loads: int = 0
+    tasks_left: int = 0
     explanations: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, other: StressTally) -> None:
@@ -293,12 +298,28 @@ def _init(job: StressJob, parent_is_gone: Callable[[], bool]) -> None:
 def _work(job: StressJob, parent_is_gone: Callable[[], bool]) -> StressTally:
     _init(job, parent_is_gone)
     try:
+        time.sleep(_TASKS_START_S)
+        tasks = _count_tasks()
         stress = _Stress(job)
         stress.run(parent_is_gone)
         stress.tally.messages_in_loads = Ems.stats()["load_messages"]
+        stress.tally.tasks_left = _tasks_left(tasks)
         return stress.tally
     finally:
         Ems.close()
+
+
+def _tasks_left(before: int) -> int:
+    """How many more asyncio tasks there are than before, all calls being done, after a while."""
+    give_up = time.monotonic() + _TASKS_END_S
+    while (left := _count_tasks() - before) > 0 and time.monotonic() < give_up:
+        time.sleep(_TICK_S)
+    return max(left, 0)
+
+
+def _count_tasks() -> int:
+    # Of whatever loop: only its own thread may ask a loop for its tasks.
+    return sum(type(one) is asyncio.Task and not one.done() for one in gc.get_objects())
 
 
 def main() -> None:

@@ -19,6 +19,10 @@ __all__ = ["Growth", "StressPlan", "StressReport", "run_stress"]
 
 _SAMPLE_S = 0.5
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MEMORY_SLACK = 0.15
+_MEMORY_SLACK_BYTES = 8 << 20
+_DESCRIPTOR_SLACK = 8
+_THREAD_SLACK = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +71,23 @@ class Growth:
     descriptors: tuple[float, float]
     threads: tuple[float, float]
 
+    @property
+    def grew(self) -> bool:
+        """Whether more is in use late than chance explains: buffers come and go, ends wait."""
+        early, late = self.private_bytes
+        return (
+            late > early * (1 + _MEMORY_SLACK) + _MEMORY_SLACK_BYTES
+            or self.descriptors[1] > self.descriptors[0] + _DESCRIPTOR_SLACK
+            or self.threads[1] > self.threads[0] + _THREAD_SLACK
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class StressReport:
-    """What a run found. `left_*` is what the pool held after all clients had gone."""
+    """What a run found. `left_*` is what the pool held after all clients had gone.
+
+    `growth` is empty when the run was too short to say anything about it.
+    """
 
     seconds: float
     processes: int
@@ -81,6 +98,11 @@ class StressReport:
     growth: list[Growth]
 
     @property
+    def grown(self) -> list[str]:
+        """The processes whose memory, descriptors or threads grew."""
+        return [growth.name for growth in self.growth if growth.grew]
+
+    @property
     def faults(self) -> int:
         """Everything that must be zero, added up."""
         tally = self.tally
@@ -88,13 +110,14 @@ class StressReport:
             tally.mismatches
             + tally.written_late
             + tally.messages_in_loads
+            + tally.tasks_left
             + self.left_reserved_bytes
             + self.left_sessions
         )
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data."""
-        return {**dataclasses.asdict(self), "faults": self.faults}
+        return {**dataclasses.asdict(self), "faults": self.faults, "grown": self.grown}
 
 
 def run_stress(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from ems.testing.stress_run import StressPlan, run_stress
+from ems.testing.stress_run import Growth, StressPlan, run_stress
 
 
 @pytest.mark.timeout(90)
@@ -25,6 +27,8 @@ def test_four_readers_against_two_writers_on_a_pool_that_always_evicts() -> None
     assert report.evictions > 1000
     assert report.tally.loaded > 1000
     assert report.tally.timeouts == 0
+    assert len(report.growth) == 7
+    assert not report.grown, report.growth
 
 
 @pytest.mark.timeout(60)
@@ -64,3 +68,32 @@ def test_hurried_and_cancelled_calls_leave_memory_and_pool_alone() -> None:
     )
     assert report.faults == 0, report
     assert report.tally.timeouts + report.tally.cancels > 20
+
+
+@pytest.mark.timeout(120)
+def test_values_from_one_byte_to_64_mib() -> None:
+    report = run_stress(
+        StressPlan(
+            seconds=12,
+            readers=2,
+            writers=1,
+            keys=40,
+            batch=3,
+            max_bytes=64 << 20,
+            hurried=0.1,
+            capacity=384 << 20,
+            entries=256,
+        )
+    )
+    assert report.faults == 0, report
+    assert report.tally.saved > 20
+    assert report.tally.loaded > 10
+    assert report.tally.loaded_bytes > 64 << 20
+
+
+def test_growth_is_told_from_chance() -> None:
+    flat = Growth("flat", (100e6, 112e6), (20, 24), (5, 5))
+    assert not flat.grew
+    assert dataclasses.replace(flat, private_bytes=(100e6, 130e6)).grew
+    assert dataclasses.replace(flat, descriptors=(20, 40)).grew
+    assert dataclasses.replace(flat, threads=(5, 9)).grew
