@@ -19,6 +19,7 @@ from ems.bench.scale import ScaleSettings, measure_scale
 from ems.bench.steps import StepsSettings
 from ems.bench.writers import WritersSettings
 from ems.cli.bench_v1 import v1
+from ems.cli.bench_vllm import vllm
 from ems.common.size import format_size
 
 __all__ = ["command"]
@@ -55,6 +56,7 @@ def command() -> None:
 
 
 command.add_command(v1)
+command.add_command(vllm)
 
 
 @command.command(name="copy", short_help="Load and save of large blocks beside memcpy.")
