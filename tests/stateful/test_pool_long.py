@@ -233,7 +233,7 @@ class Model:
         assert found is None or found[3:] == self.committed[key]
 
 
-@pytest.mark.timeout(60 + OPERATIONS // 500)
+@pytest.mark.timeout(60 + OPERATIONS // 200)
 def test_the_accounts_agree_after_each_of_many_operations() -> None:
     model = Model(seed=1)
     for number in range(OPERATIONS):
