@@ -66,6 +66,8 @@ class WorkerHalf:
         """Take the KV cache: one entry for each piece of memory that a block has a page in."""
         self._described = (pages, layout)
         self._caching = self._pages = None
+        self._worked = True
+        self.take_stats()  # what another engine of this process did is not ours
 
     def preempt(self, plan: StepPlan) -> None:
         """Have the saves of preempted requests ended: their blocks are written in this step."""
