@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import glob
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 from npu_bench import Block, opened
 
 from ems import ContextCaching, Ems
-from ems.testing import LocalPool
+from ems.testing import LocalPool, emulated_npu
 from ems.testing.emulated_npu import LIBRARY, EmulatedNpu, build, find_compiler, site_folder
 
 SETTINGS = {
@@ -35,6 +38,26 @@ def npu_variant(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         folder = tmp_path_factory.mktemp("npu") / "lib64"
         folder.mkdir()
         return build(folder, without)
+
+    return variant
+
+
+@pytest.fixture(scope="session")
+def cuda_variant(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
+    """Builds a CUDA driver over the emulated NPU, with the batches of CUDA 13, 12 or none (0)."""
+    compiler = find_compiler()
+    if compiler is None:
+        pytest.skip("the emulated driver needs a C compiler")
+    npu = os.path.dirname(emulated_npu.__file__)
+    sources = [str(Path(__file__).parent / "native" / "emulated_cuda.c")]
+    sources += glob.glob(os.path.join(npu, "*.c"))
+
+    @functools.cache
+    def variant(batch: int) -> str:
+        target = str(tmp_path_factory.mktemp("cuda") / "libcuda.so.1")
+        command = [compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", "-I", npu]
+        subprocess.run([*command, f"-DBATCH={batch}", "-o", target, *sources], check=True)
+        return target
 
     return variant
 

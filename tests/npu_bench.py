@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -18,6 +18,7 @@ from ems import (
 )
 from ems.testing import LocalPool
 from ems.testing.emulated_npu import EmulatedNpu
+from ems_native._copy import Spans
 
 KIB = 1024
 OPTION = CcKvOption(timeout=5000)
@@ -117,3 +118,26 @@ class FakeTensor:
 
     def is_contiguous(self) -> bool:
         return True
+
+
+class DeviceBuffers:
+    """Values in memory of a device, with the look of `client_bench.Buffers`."""
+
+    def __init__(
+        self, npu: EmulatedNpu, values: Sequence[bytes], pieces: int = 1, device: int = 1
+    ) -> None:
+        self.blocks = [
+            Block(npu, device, len(value), min(pieces, len(value)), value) for value in values
+        ]
+        self.value_list = [block.wrappers for block in self.blocks]
+        self.spans = Spans.from_buffers(self.value_list)
+
+    def value(self, key: int) -> bytes:
+        return self.blocks[key].read()
+
+    def guards_intact(self) -> bool:
+        return True  # the runtime copies nowhere but where it is told to, and checks that
+
+    def free(self) -> None:
+        for block in self.blocks:
+            block.free()

@@ -1,4 +1,4 @@
-"""What every device back end must do; run for each one whose run-time library works here."""
+"""What every device back end must do; accelerators are emulated, for there is none in a gate."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import mmap
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from client_bench import Buffers, pattern
+from npu_bench import DeviceBuffers
 
 from ems.common.exception import EmsErrorCode, EmsException
+from ems.devices import cuda
 from ems.devices.base import CopyEnd, Device
 from ems.devices.registry import BACK_ENDS, open_device
+from ems.testing.emulated_npu import EmulatedNpu
 from ems_native._copy import CancelFlag, checksum
 
 SIZES = [1, 4096, 100_000, 65_536]
@@ -41,12 +45,47 @@ class Pool:
         return self.memory[key * SLOT : key * SLOT + nbytes]
 
 
-@pytest.fixture(params=sorted(BACK_ENDS))
-def device(request: pytest.FixtureRequest) -> Device:
-    try:
-        return open_device(request.param)
-    except EmsException as error:
-        pytest.skip(str(error))
+@pytest.fixture(params=["acl", "auto", "cpu", "cuda"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    if request.param in ("acl", "auto"):
+        request.getfixturevalue("npu_home")
+    elif request.param == "cuda":
+        variant = request.getfixturevalue("cuda_variant")
+        monkeypatch.setattr(cuda, "LIBRARY", variant(13))
+    one = open_device(request.param)
+    one.verify_too()
+    yield one
+    one.close()
+
+
+class Memory:
+    """Makes buffers of the kind that the device copies: `Buffers`, or the like on the device."""
+
+    def __init__(self, npu: EmulatedNpu | None) -> None:
+        self.npu = npu
+        self.made: list[DeviceBuffers] = []
+
+    def __call__(self, values: list[bytes], pieces: int = 1) -> Any:
+        if self.npu is None:
+            return Buffers(values, pieces)
+        self.made.append(DeviceBuffers(self.npu, values, pieces))
+        return self.made[-1]
+
+    def empty(self, sizes: list[int], pieces: int = 1) -> Any:
+        return self([b"\xaa" * nbytes for nbytes in sizes], pieces)
+
+
+@pytest.fixture
+def memory(device: Device, request: pytest.FixtureRequest) -> Iterator[Memory]:
+    npu = None
+    if device.name == "acl":
+        npu = request.getfixturevalue("npu")
+    elif device.name == "cuda":
+        npu = EmulatedNpu(cuda.LIBRARY)
+    one = Memory(npu)
+    yield one
+    for buffers in one.made:
+        buffers.free()
 
 
 @pytest.fixture
@@ -64,16 +103,18 @@ def test_it_has_its_name(device: Device) -> None:
     assert device.name in BACK_ENDS
 
 
-def test_values_travel_in_and_out_in_other_pieces(device: Device, pool: Pool) -> None:
+def test_values_travel_in_and_out_in_other_pieces(
+    device: Device, pool: Pool, memory: Memory
+) -> None:
     values = [pattern(key, nbytes) for key, nbytes in enumerate(SIZES)]
-    source = Buffers(values)
+    source = memory(values)
     places = pool.places(SIZES)
     assert device.copy_in(source.spans, 0, 4, pool.address, places, None, 0) == (4, CopyEnd.DONE)
     assert [pool.value(key, nbytes) for key, nbytes in enumerate(SIZES)] == values
     assert checksums(places) == [
         checksum(pool.address + key * SLOT, nbytes) for key, nbytes in enumerate(SIZES)
     ]
-    target = Buffers.empty(SIZES[1:], pieces=3)
+    target = memory.empty(SIZES[1:], pieces=3)
     assert device.copy_out(target.spans, 0, 3, pool.address, places[40:], None, 0, True) == (
         3,
         CopyEnd.DONE,
@@ -82,8 +123,10 @@ def test_values_travel_in_and_out_in_other_pieces(device: Device, pool: Pool) ->
     assert target.guards_intact() and source.guards_intact()
 
 
-def test_only_the_keys_in_the_mask_are_copied_in(device: Device, pool: Pool) -> None:
-    source = Buffers([pattern(key, nbytes) for key, nbytes in enumerate(SIZES)])
+def test_only_the_keys_in_the_mask_are_copied_in(
+    device: Device, pool: Pool, memory: Memory
+) -> None:
+    source = memory([pattern(key, nbytes) for key, nbytes in enumerate(SIZES)])
     places = pool.places(SIZES)
     end = device.copy_in(source.spans, 1, 3, pool.address, places, None, 0, b"\1\1\0\1")
     assert end == (4, CopyEnd.DONE)
@@ -93,22 +136,24 @@ def test_only_the_keys_in_the_mask_are_copied_in(device: Device, pool: Pool) -> 
     assert pool.value(3, SIZES[3]) == pattern(3, SIZES[3])
 
 
-def test_other_bytes_than_the_checksum_says(device: Device, pool: Pool) -> None:
-    source = Buffers([pattern(key, nbytes) for key, nbytes in enumerate(SIZES)])
+def test_other_bytes_than_the_checksum_says(device: Device, pool: Pool, memory: Memory) -> None:
+    source = memory([pattern(key, nbytes) for key, nbytes in enumerate(SIZES)])
     places = pool.places(SIZES)
     device.copy_in(source.spans, 0, 4, pool.address, places, None, 0)
     pool.memory[2 * SLOT + 77_777] ^= 4
-    target = Buffers.empty(SIZES)
+    target = memory.empty(SIZES)
     arguments = (target.spans, 0, 4, pool.address, places, None, 0)
     assert device.copy_out(*arguments, True) == (2, CopyEnd.CHECKSUM)
     assert [target.value(key) for key in (0, 1)] == [pattern(k, SIZES[k]) for k in (0, 1)]
     assert device.copy_out(*arguments, False) == (4, CopyEnd.DONE)
 
 
-def test_a_copy_that_is_cancelled_or_late_does_not_begin(device: Device, pool: Pool) -> None:
+def test_a_copy_that_is_cancelled_or_late_does_not_begin(
+    device: Device, pool: Pool, memory: Memory
+) -> None:
     cancelled = CancelFlag()
     cancelled.set()
-    source = Buffers([pattern(key, nbytes) for key, nbytes in enumerate(SIZES)])
+    source = memory([pattern(key, nbytes) for key, nbytes in enumerate(SIZES)])
     places = pool.places(SIZES)
     past = time.monotonic_ns() - 1
     for cancel, deadline_ns, end in (
@@ -119,7 +164,7 @@ def test_a_copy_that_is_cancelled_or_late_does_not_begin(device: Device, pool: P
             0,
             end,
         )
-        target = Buffers.empty(SIZES)
+        target = memory.empty(SIZES)
         assert device.copy_out(
             target.spans, 0, 4, pool.address, places, cancel, deadline_ns, True
         ) == (0, end)
@@ -127,16 +172,16 @@ def test_a_copy_that_is_cancelled_or_late_does_not_begin(device: Device, pool: P
     assert bytes(pool.memory[:]) == bytes(pool.nbytes)
 
 
-def test_a_long_copy_ends_soon_after_its_cancellation(device: Device) -> None:
+def test_a_long_copy_ends_soon_after_its_cancellation(device: Device, memory: Memory) -> None:
     # One value in the pool, loaded as 200 keys: long, but not much memory.
     nbytes, nkeys = 4 << 20, 200
     pool = Pool(device, nbytes)
-    source = Buffers([pattern("long", nbytes)])
+    source = memory([pattern("long", nbytes)])
     place = pool.places([nbytes])
     device.copy_in(source.spans, 0, 1, pool.address, place, None, 0)
     from ems_native._copy import Spans
 
-    spans = Spans.from_buffers(Buffers.empty([nbytes]).value_list * nkeys)
+    spans = Spans.from_buffers(memory.empty([nbytes]).value_list * nkeys)
     flag = CancelFlag()
     ends: list[tuple[int, int]] = []
     thread = threading.Thread(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
 import subprocess
 import sys
 import threading
@@ -15,31 +13,16 @@ from pathlib import Path
 import pytest
 from npu_bench import KIB, OPTION, Block, FakeTensor, failed, nothing_reserved, opened, pattern
 
-import ems.testing.emulated_npu as emulated
 from ems import CcKvOption, ContextCaching, Ems, EmsErrorCode, EmsException, KvBufferWrapper
 from ems.devices import cuda
 from ems.testing import LocalPool
 from ems.testing.cuda_copy import why_not
 from ems.testing.emulated_npu import EmulatedNpu
 
-SHIM = Path(__file__).parent.parent / "native" / "emulated_cuda.c"
-
-
-def build(folder: Path, batch: int) -> str:
-    compiler = emulated.find_compiler()
-    if compiler is None:
-        pytest.skip("the emulated driver needs a C compiler")
-    sources = os.path.dirname(emulated.__file__)
-    target = str(folder / "libcuda.so.1")
-    command = [compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", "-pthread", f"-DBATCH={batch}"]
-    command += ["-I", sources, "-o", target, str(SHIM), *glob.glob(os.path.join(sources, "*.c"))]
-    subprocess.run(command, check=True)
-    return target
-
 
 @pytest.fixture(scope="module", params=[13, 12, 0])
-def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EmulatedNpu:
-    path = build(tmp_path_factory.mktemp("cuda"), request.param)
+def driver(request: pytest.FixtureRequest, cuda_variant: Callable[[int], str]) -> EmulatedNpu:
+    path = cuda_variant(request.param)
     one = EmulatedNpu(path)
     one.path = path  # type: ignore[attr-defined]
     return one
