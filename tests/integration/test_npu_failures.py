@@ -53,7 +53,7 @@ def test_after_the_exception_of_a_load_no_byte_is_written(
         return done.result() if name == "async_load" else done
 
     failed(EmsErrorCode.EMS_IO_TIMEOUT, call)
-    assert 0.2 <= time.monotonic() - started < 2
+    assert 0.2 <= time.monotonic() - started < 3
     saved.write(b"\7" * saved.nbytes)
     npu.set("hang", 0)
     time.sleep(0.2)  # nothing is to happen: there is no event to wait for
@@ -123,7 +123,7 @@ def test_a_save_returns_at_its_deadline_and_its_staging_is_set_aside(
         return done.result() if name == "async_save" else done
 
     failed(EmsErrorCode.EMS_IO_TIMEOUT, call)
-    assert 0.2 <= time.monotonic() - started < 1
+    assert 0.2 <= time.monotonic() - started < 3
     assert staging.quarantined == 1
     nothing_reserved(npu_pool)
     npu.set("hang", 0)
