@@ -369,6 +369,7 @@ class Client:
         self._refusal = forked_error
         self._running.clear()
         self._session.forget()
+        self._device.forget()
 
 
 def _noted(record: Record | None, call: Callable[[], CcResult]) -> CcResult:

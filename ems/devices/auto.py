@@ -105,6 +105,11 @@ class AutoDevice:
         for accelerator in self.accelerators:
             accelerator.close()
 
+    def forget(self) -> None:
+        """See `Device.forget`."""
+        for accelerator in self.accelerators:
+            accelerator.forget()
+
 
 def make_device() -> Device:
     """Return the back end for what this machine has: the CPU's own where there is nothing else."""

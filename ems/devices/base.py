@@ -125,3 +125,6 @@ class Device(Copier, Protocol):
 
     def close(self) -> None:
         """Give everything back; idempotent. No copy may be running."""
+
+    def forget(self) -> None:
+        """In a forked child: let go of what is the parent's, without a call of the runtime."""

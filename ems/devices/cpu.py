@@ -51,6 +51,9 @@ class CpuDevice:
     def close(self) -> None:
         """Nothing to give back."""
 
+    def forget(self) -> None:
+        """Nothing of the parent's."""
+
 
 def make_device() -> Device:
     """Return the back end."""

@@ -151,6 +151,11 @@ class StreamDevice:
             unit.close()
         self.cpus.close()
 
+    def forget(self) -> None:
+        """See `Device.forget`; a lock may be held by a thread that the child does not have."""
+        self._units = {}
+        self._segments = {}
+
     # ---- the rest ----
 
     def unit(self, device: int) -> Unit:

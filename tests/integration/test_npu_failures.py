@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from ems import (
     KvBufferWrapper,
 )
 from ems.testing import LocalPool
+from ems.testing.child import child_environment
 from ems.testing.emulated_npu import EmulatedNpu
 
 # ---- a device that hangs ----
@@ -218,3 +221,60 @@ def test_memory_that_ends_before_the_buffer_does(
     assert "not allocated on device 1" in text
     nothing_reserved(npu_pool)
     assert npu_cc.save(OPTION, ["x"], [block.wrappers]).success == 1
+
+
+# ---- fork ----
+
+FORKED = """
+import gc, os
+from ems import CcKvOption, Ems, EmsException, KvBufferWrapper
+from ems.common.config import CcConfig, EmsConfig
+from ems.testing.emulated_npu import EmulatedNpu
+
+npu, option = EmulatedNpu(), CcKvOption()
+config = EmsConfig(cc_config=CcConfig(rank_id=0, device_id=0, model_id="m"))
+Ems.init(config)
+address = npu.allocate(1, 4096)
+npu.write(address, b"1" * 4096)
+cc = Ems.get_cc()
+wrapper = KvBufferWrapper(address, 4096)
+assert cc.save(option, ["a"], [[wrapper]]).success == 1
+assert cc.load(option, ["a"], [[wrapper]]).success == 1
+npu.reset_counts()
+child = os.fork()
+if child == 0:
+    try:
+        cc.load(option, ["a"], [[wrapper]])
+    except EmsException as error:
+        assert "fork" in error.message()
+    else:
+        os._exit(3)
+    os.environ["EMS_DEVICE"] = "cpu"
+    Ems.init(config)
+    del cc
+    gc.collect()
+    memory = bytearray(4096)
+    assert Ems.get_cc().load(option, ["a"], [[KvBufferWrapper.from_buffer(memory)]]).success == 1
+    assert memory == b"1" * 4096
+    Ems.close()
+    os._exit(4 if npu.count() else 0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert cc.load(option, ["a"], [[wrapper]]).success == 1
+print("done")
+"""
+
+
+def test_a_forked_child_leaves_the_parents_device_alone(
+    npu_environment: dict[str, str], npu_pool: LocalPool
+) -> None:
+    environment = {**child_environment(), "LD_LIBRARY_PATH": npu_environment["LD_LIBRARY_PATH"]}
+    environment |= {"EMS_ROOT": npu_pool.root, "EMS_DEVICE": "acl"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
