@@ -24,7 +24,7 @@ cdef extern from "layout.h":
     enum:
         EMS_ABI_VERSION, EMS_LAYOUT_VERSION, EMS_UNIT, EMS_DATA_START, EMS_BUCKET_SLOTS
         EMS_MAX_SESSIONS, EMS_COUNTERS_PAGE, EMS_HEADER_OFFSET, EMS_BUCKETS_OFFSET
-        EMS_RECENCY_OFFSET, EMS_TICK_SHIFT
+        EMS_RECENCY_OFFSET, EMS_TICK_SHIFT, EMS_SEGMENT_BUCKETS
         EMS_FORMATTING, EMS_ACTIVE, EMS_RETIRED
         EMS_STOPPED, EMS_STARTING, EMS_SERVING, EMS_DRAINING
         EMS_PAGE_UNKNOWN, EMS_PAGE_4K, EMS_PAGE_HUGE, EMS_PAGE_HUGETLB, EMS_PAGE_MIXED
@@ -113,52 +113,7 @@ cdef extern from "extents.h":
     uint32_t ems_extents_walk(const ems_extents *x, uint32_t at, uint32_t *n, uint32_t *owner) nogil
 
 
-cdef extern from "pool.h":
-    cdef struct ems_pool_mended:
-        uint64_t intents
-        uint64_t entries
-        uint64_t overlaps
-        uint64_t reservations
-    cdef struct ems_pool:
-        ems_header *header
-        ems_prologue *prologue
-        ems_bucket *buckets
-        ems_session *sessions
-        ems_reservation *reservations
-        uint64_t *recency
-        ems_reader reader
-        ems_extents extents
-        ems_reservation *records
-        ems_pool_mended mended
-        uint32_t nrecords
-        uint64_t nslots
-        uint64_t entries
-        uint32_t reserved_units
-        uint32_t reserved_of[1024]
-    cdef struct ems_pool_geometry:
-        uint64_t capacity
-        uint64_t data_bytes
-        uint64_t nbuckets
-        uint64_t nreservations
-    void ems_pool_format(uint8_t *index, uint64_t index_bytes, const ems_pool_geometry *g,
-                         const uint64_t *pool_id) nogil
-    const char *ems_pool_open(ems_pool *p, uint8_t *index, uint64_t index_bytes,
-                              uint64_t *recency) nogil
-    void ems_pool_close(ems_pool *p) nogil
-    uint32_t ems_pool_reserve(ems_pool *p, uint32_t session, uint64_t request, uint32_t first,
-                              uint32_t n, const uint8_t *digests, const uint64_t *lengths,
-                              int replace, int force, uint64_t now_ns, uint8_t *statuses,
-                              uint64_t *offsets) nogil
-    void ems_pool_commit(ems_pool *p, uint32_t session, uint64_t request, uint32_t n,
-                         const uint32_t *positions, const uint64_t *checksums, int chain,
-                         uint64_t now_ns, uint8_t *statuses) nogil
-    uint32_t ems_pool_abort(ems_pool *p, uint32_t session, uint64_t request) nogil
-    uint32_t ems_pool_release_session(ems_pool *p, uint32_t session, const uint64_t *keep,
-                                      uint32_t nkeep) nogil
-    void ems_pool_withdraw(ems_pool *p, uint64_t slot) nogil
-    uint32_t ems_pool_units(const ems_pool *p, uint64_t slot) nogil
-    uint32_t ems_pool_oldest(const ems_pool *p, uint64_t bucket, uint64_t nbuckets, uint32_t k,
-                             uint64_t *slots, uint64_t *marks) nogil
+include "_pool.pxi"
 
 
 ABI_VERSION = EMS_ABI_VERSION
@@ -168,6 +123,7 @@ LAYOUT = {
     "UNIT": EMS_UNIT,
     "DATA_START": EMS_DATA_START,
     "BUCKET_SLOTS": EMS_BUCKET_SLOTS,
+    "SEGMENT_BUCKETS": EMS_SEGMENT_BUCKETS,
     "BUCKET_BYTES": sizeof(ems_bucket),
     "SESSION_BYTES": 64,
     "RESERVATION_BYTES": 128,
@@ -390,29 +346,42 @@ cdef class Writer:
 
     # ---- eviction: mechanism only ----
 
-    def oldest(self, uint64_t bucket, uint64_t nbuckets, uint32_t k):
-        """(slots, recency words) of the k least recently used entries of some buckets, as u64s."""
+    def survey(self, uint64_t bucket, uint64_t nbuckets):
+        """Looks at the entries of some buckets: heads of chains get the marks of their tails."""
+        ems_pool_survey(&self.pool, bucket, nbuckets)
+
+    def worst(self, uint64_t bucket, uint64_t nbuckets, uint32_t k, bint by_value):
+        """(slots, recency words) of the k entries to evict first, by value or recency, as u64s."""
         slots = bytearray(8 * k)
         marks = bytearray(8 * k)
         cdef uint32_t n
         cdef uint64_t *s = <uint64_t *>PyByteArray_AS_STRING(slots)
         cdef uint64_t *m = <uint64_t *>PyByteArray_AS_STRING(marks)
         with nogil:
-            n = ems_pool_oldest(&self.pool, bucket, nbuckets, k, s, m)
+            n = ems_pool_worst(&self.pool, bucket, nbuckets, k, by_value, s, m)
         return bytes(slots[:8 * n]), bytes(marks[:8 * n])
 
-    def evict(self, bytes slots, bytes marks, uint32_t first, uint32_t units_wanted,
-              uint32_t largest):
+    def tally(self):
+        """(hits, hits of LRU since the last tally, share of what LRU would hold that is gone)."""
+        cdef ems_tally tally = ems_history_tally(
+            &self.pool.history, self.pool.nrecords - self.pool.nfree_records
+        )
+        return tally.hits, tally.lru_hits, tally.missing
+
+    def learn(self, double fade):
+        """New values, when old counts have lost that share; the number of reuses behind them."""
+        return ems_history_learn(&self.pool.history, fade)
+
+    def evict(self, bytes slots, bytes marks, uint32_t first, uint32_t units_wanted):
         """Withdraws listed entries from `first` until enough units came back.
 
-        Skips what was used or replaced since it was listed, and what is larger than `largest`
-        units (0 = any size). Returns (index of the next candidate, units freed, entries evicted).
+        Skips what was used or replaced since it was listed. Returns (index of the next candidate,
+        units freed, entries evicted).
         """
         cdef uint32_t n = len(slots) // 8
         cdef uint32_t i = first
         cdef uint32_t before = self.pool.extents.free
         cdef uint32_t evicted = 0
-        cdef uint32_t units
         cdef uint64_t slot
         cdef const uint64_t *s = <const uint64_t *>PyBytes_AS_STRING(slots)
         cdef const uint64_t *m = <const uint64_t *>PyBytes_AS_STRING(marks)
@@ -420,9 +389,8 @@ cdef class Writer:
             raise ValueError("the columns of candidates do not fit together")
         while i < n and self.pool.extents.free - before < units_wanted:
             slot = s[i]
-            units = ems_pool_units(&self.pool, slot) if slot < self.pool.nslots else 0
-            if (units and ems_get(&self.pool.recency[slot]) == m[i]
-                    and (largest == 0 or units <= largest)):
+            if (slot < self.pool.nslots and ems_pool_units(&self.pool, slot)
+                    and ems_get(&self.pool.recency[slot]) == m[i]):
                 ems_pool_withdraw(&self.pool, slot)
                 evicted += 1
             i += 1

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Callable
 
-from ems.pool.eviction import EvictionPolicy, LeastRecentlyUsed
+from ems.pool.eviction import EvictionPolicy, LearnedValue
 from ems.pool.geometry import Geometry, geometry
 from ems_native._index import LAYOUT, Writer, format_index
 
@@ -23,11 +23,9 @@ MAX_SESSIONS = LAYOUT["MAX_SESSIONS"] - 1  # id 0 is nobody
 GRANTED, PRESENT, NO_ROOM, BUSY = range(4)
 COMMITTED, KEPT, LOST = range(3)
 
-# Background eviction starts when less than 1 % is free and ends at 2 %, so that a save seldom waits
-# for one. One step of it frees at most this many units.
-_LOW_SHARE = 100
-_HIGH_SHARE = 50
-_STEP_UNITS = 4096
+# A batch makes room for this share of the pool, and as many units, at most at a time.
+_AHEAD_SHARE = 50
+_AHEAD_UNITS = 4096
 _AHEAD_KEYS = 512
 
 
@@ -111,14 +109,14 @@ class Pool:
         index: address of the mapped index, formatted.
         recency: address of the mapped recency file.
         sizes: its geometry.
-        policy: who is evicted first; least recently used by default.
+        policy: who is evicted first; by learned value unless told otherwise.
     """
 
     def __init__(
         self, index: int, recency: int, sizes: Geometry, policy: EvictionPolicy | None = None
     ) -> None:
         self._writer = Writer(index, sizes.index_bytes, recency)
-        self._policy = policy or LeastRecentlyUsed(sizes.slots // LAYOUT["BUCKET_SLOTS"])
+        self._policy = policy or LearnedValue(sizes.slots // LAYOUT["BUCKET_SLOTS"])
         self._draining = False
         self.geometry = sizes
         self.epoch = 0
@@ -128,7 +126,14 @@ class Pool:
 
     @classmethod
     def format(
-        cls, index: int, recency: int, sizes: Geometry, pool_id: bytes, pid: int, ready_bytes: int
+        cls,
+        index: int,
+        recency: int,
+        sizes: Geometry,
+        pool_id: bytes,
+        pid: int,
+        ready_bytes: int,
+        policy: EvictionPolicy | None = None,
     ) -> Pool:
         """Lay a new pool out in zeroed memory; its first `ready_bytes` of data may be granted."""
         format_index(
@@ -140,7 +145,7 @@ class Pool:
             sizes.reservations,
             pool_id,
         )
-        pool = cls(index, recency, sizes)
+        pool = cls(index, recency, sizes, policy)
         pool.extend_ready(ready_bytes)
         pool.epoch = pool._writer.new_epoch(pid)
         pool._writer.set_state(LAYOUT["STATE_ACTIVE"])
@@ -253,7 +258,7 @@ class Pool:
         total, ready, free, reserved, _, _ = self._writer.space()
         if units > ready - reserved:
             return False
-        wanted = max(units, min(ahead // UNIT, total // _HIGH_SHARE, _STEP_UNITS))
+        wanted = max(units, min(ahead // UNIT, total // _AHEAD_SHARE, _AHEAD_UNITS))
         evicted = 0
         # The oldest first; when twice the size came back and still lies in pieces, neighbours.
         while evicted < 2 * units:
@@ -268,16 +273,15 @@ class Pool:
         return self._writer.clear_run(wanted) or self._writer.clear_run(units)
 
     def relieve(self) -> bool:
-        """One bounded step of background eviction; True when another is due soon.
+        """Choose who goes next, while nobody waits for it; True when more of that is due soon.
 
-        Never evicts an entry larger than what is missing: a pool of a few large blocks keeps them.
+        Nothing is evicted before its room is needed: to evict costs a save next to nothing, to
+        look for whom does.
         """
         total, ready, free, _, _, _ = self._writer.space()
-        if ready < total or free >= total // _LOW_SHARE:
-            return False
-        missing = total // _HIGH_SHARE - free
-        got = self._policy.evict(self._writer, min(missing, _STEP_UNITS), largest=missing)
-        return got.entries > 0 and got.units < missing
+        if ready == total and free < total // _AHEAD_SHARE:
+            self._policy.prepare(self._writer)
+        return False
 
     def extend_ready(self, nbytes: int) -> None:
         """The first `nbytes` of the data area are prepared and may be granted."""

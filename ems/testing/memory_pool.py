@@ -11,9 +11,10 @@ import hashlib
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ems.pool import Pool, ServerState, geometry
+from ems.pool.eviction import EvictionPolicy
 from ems_native._index import LAYOUT, Reader
 
 UNIT = LAYOUT["UNIT"]
@@ -37,11 +38,19 @@ def u32s(values: Sequence[int]) -> bytes:
 class MemoryPool:
     """A formatted pool of `capacity` bytes and `entries` slots, `ready` of it (None: all) prepared.
 
+    `policy` makes another eviction policy than the default one, for a number of buckets.
+
     `pool` is the server's view, `reader` a client's; `recover()` replaces `pool` by what a server
     that starts after a crash makes of the same memory.
     """
 
-    def __init__(self, capacity: int, entries: int = 1024, ready: int | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        entries: int = 1024,
+        ready: int | None = None,
+        policy: Callable[[int], EvictionPolicy] | None = None,
+    ) -> None:
         self.geometry = geometry(capacity, entries)
         self._index = mmap.mmap(-1, self.geometry.index_bytes)
         self._recency = mmap.mmap(-1, self.geometry.recency_bytes)
@@ -52,6 +61,7 @@ class MemoryPool:
             os.urandom(16),
             os.getpid(),
             self.geometry.capacity if ready is None else ready,
+            policy(self.geometry.slots // LAYOUT["BUCKET_SLOTS"]) if policy else None,
         )
         self.pool.set_server_state(ServerState.SERVING)
         self.reader = Reader(self.index_address, self.geometry.index_bytes, self.recency_address)

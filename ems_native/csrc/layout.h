@@ -74,7 +74,7 @@ struct ems_entry {
     uint64_t offset; /* in `data` */
     uint64_t length;
     uint64_t checksum;
-    uint64_t predecessor; /* slot + 1 of the block before it in its chain, 0 = none known */
+    uint64_t predecessor; /* block before it in its chain: slot + 1, 32 bits of its sequence; 0 = unknown */
     uint64_t sequence;
 };
 
@@ -133,6 +133,12 @@ static inline void ems_set_release(uint64_t *p, uint64_t v) { __atomic_store_n(p
 
 static inline uint64_t ems_tick(uint64_t ns) { return ns >> EMS_TICK_SHIFT; }
 static inline uint64_t ems_mark(uint64_t tick, uint64_t uses) { return (tick << 16) | (uses & 0xffff); }
+/* The word with as many uses more as another word counts. */
+static inline uint64_t ems_mark_used(uint64_t word, uint64_t more)
+{
+    uint64_t uses = (word & 0xffff) + (more & 0xffff);
+    return (word & ~0xffffull) | (uses < 0xffff ? uses : 0xffff);
+}
 static inline uint64_t ems_mark_tick(uint64_t word) { return word >> 16; }
 
 /* Where a digest may live. The digest is uniformly random (keyed BLAKE2b), so its words are used

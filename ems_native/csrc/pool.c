@@ -108,6 +108,8 @@ static void release_extent(struct ems_pool *p, uint32_t unit)
 void ems_pool_withdraw(struct ems_pool *p, uint64_t slot)
 {
     uint32_t unit = p->unit_of[slot];
+    if (unit != EMS_NONE)
+        ems_history_leave(&p->history, slot, ems_entry_at(p, slot)->digest, ems_get(&p->recency[slot]));
     ems_entry_clear(p, slot);
     if (unit == EMS_NONE)
         return;
@@ -232,18 +234,26 @@ uint32_t ems_pool_reserve(struct ems_pool *p, uint32_t session, uint64_t request
                           int force, uint64_t now_ns, uint8_t *statuses, uint64_t *offsets)
 {
     uint32_t last = last_of_request(p, session, request);
+    uint64_t before = 0;     /* link to the key before, if it is there */
+    int missing = first > 0; /* one of the keys before was not there */
+    ems_history_advance(&p->history, now_ns);
     for (uint32_t k = first; k < n; k++) {
-        uint64_t digest[2];
+        uint64_t digest[2], predecessor = before;
         memcpy(digest, digests + 16 * (uint64_t)k, 16);
         if (!replace) {
             uint64_t slot = find_slot(p, digest);
             if (slot != UINT64_MAX) {
-                ems_set(&p->recency[slot],
-                        ems_mark(ems_tick(now_ns) - k, ems_get(&p->recency[slot]) + 1));
+                uint64_t old = ems_get(&p->recency[slot]);
+                uint64_t mark = ems_mark_used(ems_mark(ems_tick(now_ns) - k, 1), old);
+                ems_history_renew(&p->history, slot, old, mark, missing);
+                ems_set(&p->recency[slot], mark);
                 statuses[k] = EMS_PRESENT;
+                before = ems_link_to(p, slot);
                 continue;
             }
         }
+        before = 0;
+        missing = 1;
         if (!force && is_busy(p, digest)) {
             statuses[k] = EMS_BUSY;
             continue;
@@ -267,6 +277,7 @@ uint32_t ems_pool_reserve(struct ems_pool *p, uint32_t session, uint64_t request
             .offset = ems_offset_of(unit),
             .length = lengths[k],
             .replace = (uint64_t)replace,
+            .predecessor = predecessor,
         };
         write_record(p, i, &r);
         ems_link_record(p, i, last);
@@ -279,7 +290,7 @@ uint32_t ems_pool_reserve(struct ems_pool *p, uint32_t session, uint64_t request
 
 /* Publishes a record whose intent is complete. The extent that the slot held before, another
  * key's or this key's former value, comes back only after its version is out. */
-static void publish(struct ems_pool *p, uint32_t i, uint64_t mark)
+static void publish(struct ems_pool *p, uint32_t i, uint64_t mark, uint8_t birth)
 {
     struct ems_reservation *r = &p->records[i];
     uint64_t slot = r->slot;
@@ -287,6 +298,13 @@ static void publish(struct ems_pool *p, uint32_t i, uint64_t mark)
     uint32_t old = p->unit_of[slot];
     int occupied = old != EMS_NONE;
     int same = occupied && e->digest[0] == r->digest[0] && e->digest[1] == r->digest[1];
+    uint64_t old_mark = ems_get(&p->recency[slot]);
+    if (occupied && !same)
+        ems_history_leave(&p->history, slot, e->digest, old_mark);
+    if (same)
+        ems_history_renew(&p->history, slot, old_mark, mark, 1);
+    else
+        ems_history_enter(&p->history, slot, r->digest, mark, birth);
     ems_set(&p->recency[slot], mark);
     ems_entry_write(p, slot, r);
     p->unit_of[slot] = ems_unit_at(r->offset);
@@ -300,11 +318,12 @@ static void publish(struct ems_pool *p, uint32_t i, uint64_t mark)
 }
 
 static int commit_record(struct ems_pool *p, uint32_t i, uint64_t checksum, uint64_t predecessor,
-                         uint64_t mark, uint64_t *slot)
+                         uint64_t mark, uint8_t birth, uint64_t *slot)
 {
     struct ems_reservation r = p->records[i];
     *slot = find_slot(p, r.digest);
     if (*slot != UINT64_MAX && !r.replace) {
+        ems_history_renew(&p->history, *slot, ems_get(&p->recency[*slot]), mark, 0);
         ems_set(&p->recency[*slot], mark);
         forget_record(p, i);
         release_extent(p, ems_unit_at(r.offset));
@@ -319,9 +338,46 @@ static int commit_record(struct ems_pool *p, uint32_t i, uint64_t checksum, uint
     r.state = EMS_RES_INTENT;
     ems_set(&p->header->sequence, r.sequence);
     write_record(p, i, &r);
-    publish(p, i, mark);
+    publish(p, i, mark, birth);
     forget_record(p, i);
     return EMS_COMMITTED;
+}
+
+/* What was known of each key of a commit before it. In a chain nobody uses a block without those
+ * before it, so these were used as often at least, whatever was forgotten of them: a chain whose blocks
+ * differ by chance would lose one in its middle, and with it all behind. NULL when memory is out. */
+static const struct ems_past *recall(struct ems_pool *p, uint32_t record, uint32_t n,
+                                     const uint32_t *positions, int chain)
+{
+    if (n > p->npasts) {
+        struct ems_past *grown = realloc(p->pasts, n * sizeof *grown);
+        if (!grown)
+            return NULL;
+        p->pasts = grown;
+        p->npasts = n;
+    }
+    for (uint32_t k = 0; k < n; k++) {
+        struct ems_past *past = &p->pasts[k];
+        *past = (struct ems_past){0, ems_birth_class(k, n)};
+        while (record != EMS_NONE && p->records[record].position < positions[k])
+            record = p->links[record].peer_next;
+        if (record == EMS_NONE || p->records[record].position != positions[k])
+            continue;
+        uint64_t slot = find_slot(p, p->records[record].digest);
+        if (slot == UINT64_MAX)
+            ems_history_recall(&p->history, p->records[record].digest, past);
+        else
+            *past = (struct ems_past){(uint16_t)ems_get(&p->recency[slot]), p->history.birth[slot]};
+    }
+    for (uint32_t k = n; chain && k > 1; k--) {
+        struct ems_past *past = &p->pasts[k - 2];
+        const struct ems_past *next = past + 1;
+        if (past->uses == 0 && next->uses)
+            past->birth = next->birth & (uint8_t)~1u;
+        if (past->uses < next->uses)
+            past->uses = next->uses;
+    }
+    return p->pasts;
 }
 
 void ems_pool_commit(struct ems_pool *p, uint32_t session, uint64_t request, uint32_t n,
@@ -332,6 +388,8 @@ void ems_pool_commit(struct ems_pool *p, uint32_t session, uint64_t request, uin
     uint32_t first = *head, previous = EMS_NONE, i = first;
     uint32_t request_next = first == EMS_NONE ? EMS_NONE : p->links[first].request_next;
     uint64_t predecessor = 0;
+    ems_history_advance(&p->history, now_ns);
+    const struct ems_past *pasts = recall(p, first, n, positions, chain);
     for (uint32_t k = 0; k < n; k++) {
         statuses[k] = EMS_LOST;
         /* Both lists rise, so one walk finds all. */
@@ -344,9 +402,11 @@ void ems_pool_commit(struct ems_pool *p, uint32_t session, uint64_t request, uin
             continue;
         }
         uint32_t next = p->links[i].peer_next;
-        uint64_t mark = ems_mark(ems_tick(now_ns) - positions[k], 1), slot;
-        statuses[k] = (uint8_t)commit_record(p, i, checksums[k], chain ? predecessor : 0, mark, &slot);
-        predecessor = slot + 1;
+        struct ems_past past = pasts ? pasts[k] : (struct ems_past){0, 0};
+        uint64_t mark = ems_mark_used(ems_mark(ems_tick(now_ns) - positions[k], 1), past.uses), slot;
+        uint64_t before = p->records[i].predecessor ? p->records[i].predecessor : predecessor;
+        statuses[k] = (uint8_t)commit_record(p, i, checksums[k], chain ? before : 0, mark, past.birth, &slot);
+        predecessor = ems_link_to(p, slot);
         if (previous != EMS_NONE)
             p->links[previous].peer_next = next;
         else
@@ -397,65 +457,4 @@ uint32_t ems_pool_release_session(struct ems_pool *p, uint32_t session, const ui
             count += ems_pool_abort(p, session, r->request);
     }
     return count;
-}
-
-/* ---- eviction candidates ------------------------------------------------------------------- */
-
-struct candidate {
-    uint64_t mark, slot;
-};
-
-static int by_mark(const void *a, const void *b)
-{
-    const struct candidate *x = a, *y = b;
-    return x->mark < y->mark ? -1 : x->mark > y->mark ? 1 : x->slot < y->slot ? -1 : x->slot > y->slot;
-}
-
-static void sift_down(struct candidate *heap, uint32_t n, uint32_t i)
-{
-    for (;;) {
-        uint32_t child = 2 * i + 1;
-        if (child >= n)
-            return;
-        if (child + 1 < n && by_mark(&heap[child], &heap[child + 1]) < 0)
-            child++;
-        if (by_mark(&heap[i], &heap[child]) >= 0)
-            return;
-        struct candidate swap = heap[i];
-        heap[i] = heap[child];
-        heap[child] = swap;
-        i = child;
-    }
-}
-
-uint32_t ems_pool_oldest(const struct ems_pool *p, uint64_t bucket, uint64_t nbuckets, uint32_t k,
-                         uint64_t *slots, uint64_t *marks)
-{
-    struct candidate *heap = malloc((k ? k : 1) * sizeof *heap); /* the youngest of the k on top */
-    uint32_t n = 0;
-    if (!heap)
-        return 0;
-    for (uint64_t b = bucket; b < bucket + nbuckets && b < p->nbuckets; b++)
-        for (unsigned i = 0; i < EMS_BUCKET_SLOTS; i++) {
-            uint64_t slot = b * EMS_BUCKET_SLOTS + i;
-            if (p->unit_of[slot] == EMS_NONE)
-                continue;
-            struct candidate c = {ems_get(&p->recency[slot]), slot};
-            if (n < k) {
-                heap[n++] = c;
-                if (n == k)
-                    for (uint32_t at = k / 2; at-- > 0;)
-                        sift_down(heap, k, at);
-            } else if (k && by_mark(&c, &heap[0]) < 0) {
-                heap[0] = c;
-                sift_down(heap, k, 0);
-            }
-        }
-    qsort(heap, n, sizeof *heap, by_mark);
-    for (uint32_t i = 0; i < n; i++) {
-        slots[i] = heap[i].slot;
-        marks[i] = heap[i].mark;
-    }
-    free(heap);
-    return n;
 }

@@ -4,6 +4,7 @@
 #define EMS_POOL_H
 
 #include "extents.h"
+#include "history.h"
 #include "index.h"
 
 enum ems_reserve_status { EMS_GRANTED = 0, EMS_PRESENT = 1, EMS_NO_ROOM = 2, EMS_BUSY = 3 };
@@ -38,6 +39,9 @@ struct ems_pool {
     uint64_t *recency;
     struct ems_reader reader;
     struct ems_extents extents;
+    struct ems_history history;
+    struct ems_past *pasts; /* scratch of a commit */
+    uint32_t npasts;
     struct ems_pool_link *links;
     uint32_t *busy_heads, *request_heads;
     uint32_t *free_records;
@@ -78,8 +82,11 @@ uint32_t ems_pool_release_session(struct ems_pool *p, uint32_t session, const ui
 void ems_pool_withdraw(struct ems_pool *p, uint64_t slot);
 /* Units of the extent of a slot, 0 when it is empty. */
 uint32_t ems_pool_units(const struct ems_pool *p, uint64_t slot);
-/* Occupied slots of the buckets with their recency words, the `k` oldest first. */
-uint32_t ems_pool_oldest(const struct ems_pool *p, uint64_t bucket, uint64_t nbuckets, uint32_t k,
-                         uint64_t *slots, uint64_t *marks);
+/* Looks at some buckets: makes heads of chains as young as their descendants, counts ages. */
+void ems_pool_survey(struct ems_pool *p, uint64_t bucket, uint64_t nbuckets);
+/* Lists the `k` entries of some buckets to evict first: by value, or (the same for equal values) the
+ * least recently used. */
+uint32_t ems_pool_worst(struct ems_pool *p, uint64_t bucket, uint64_t nbuckets, uint32_t k, int by_value,
+                        uint64_t *slots, uint64_t *marks);
 
 #endif

@@ -18,6 +18,12 @@ static inline uint64_t *ems_tag_at(const struct ems_pool *p, uint64_t slot)
     return &p->buckets[slot / EMS_BUCKET_SLOTS].tag[slot % EMS_BUCKET_SLOTS];
 }
 
+/* A link to the block in a slot, which proves stale when another block took its place. */
+static inline uint64_t ems_link_to(const struct ems_pool *p, uint64_t slot)
+{
+    return (slot + 1) | ems_entry_at(p, slot)->sequence << 32;
+}
+
 void ems_entry_write(struct ems_pool *p, uint64_t slot, const struct ems_reservation *r);
 void ems_entry_clear(struct ems_pool *p, uint64_t slot);
 /* Files the record under its digest and its request, behind record `after` of the same request. */

@@ -242,8 +242,9 @@ const char *ems_pool_open(struct ems_pool *p, uint8_t *index, uint64_t index_byt
     p->unit_of = malloc((p->nslots + 1ull) * sizeof *p->unit_of);
     p->busy_heads = new_chains(chains);
     p->request_heads = new_chains(chains);
-    if (ems_extents_init(&p->extents, (uint32_t)(h->capacity / EMS_UNIT)) || !p->links ||
-        !p->records || !p->free_records || !p->unit_of || !p->busy_heads || !p->request_heads)
+    if (ems_extents_init(&p->extents, (uint32_t)(h->capacity / EMS_UNIT)) ||
+        ems_history_init(&p->history, p->nbuckets) || !p->links || !p->records ||
+        !p->free_records || !p->unit_of || !p->busy_heads || !p->request_heads)
         wrong = "out of memory";
     if (!wrong) {
         roll_forward(p);
@@ -252,6 +253,9 @@ const char *ems_pool_open(struct ems_pool *p, uint8_t *index, uint64_t index_byt
     }
     if (!wrong)
         wrong = rebuild_records(p);
+    for (uint64_t slot = 0; !wrong && slot < p->nslots; slot++)
+        if (p->unit_of[slot] != EMS_NONE)
+            p->history.seen[slot] = ems_get(&recency[slot]);
     if (wrong)
         ems_pool_close(p);
     else
@@ -262,6 +266,10 @@ const char *ems_pool_open(struct ems_pool *p, uint8_t *index, uint64_t index_byt
 void ems_pool_close(struct ems_pool *p)
 {
     ems_extents_destroy(&p->extents);
+    ems_history_destroy(&p->history);
+    free(p->pasts);
+    p->pasts = NULL;
+    p->npasts = 0;
     free(p->links);
     free(p->records);
     free(p->free_records);

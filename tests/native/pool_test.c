@@ -91,7 +91,7 @@ static uint32_t count_units(struct ems_pool *pool)
 static void make_room(struct ems_pool *pool)
 {
     uint64_t slots[4], marks[4];
-    uint32_t n = ems_pool_oldest(pool, 0, BUCKETS, 4, slots, marks);
+    uint32_t n = ems_pool_worst(pool, 0, BUCKETS, 4, (int)draw(2), slots, marks);
 
     for (uint32_t i = 0; i < n; i++)
         ems_pool_withdraw(pool, slots[i]);

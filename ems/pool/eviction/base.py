@@ -17,11 +17,13 @@ class Evicted(NamedTuple):
 class EvictionPolicy(Protocol):
     """Chooses victims and has the index withdraw them."""
 
-    def evict(self, index: Writer, units: int, largest: int = 0) -> Evicted:
+    def evict(self, index: Writer, units: int) -> Evicted:
         """Withdraw entries until `units` came back or nothing is left to evict.
 
         Args:
             index: the pool's writer; reservations are never touched by it.
             units: how much is wanted, in units of 4 KiB.
-            largest: leave entries of more units alone; 0 = any size.
         """
+
+    def prepare(self, index: Writer) -> None:
+        """Do what the next eviction would have to do first: one bounded step."""
