@@ -251,6 +251,11 @@ cdef class Reader:
         cdef const ems_prologue *p = <const ems_prologue *>self.reader.index
         return ems_get_acquire(&p.state), ems_get(&h.epoch), ems_get(&h.heartbeat_ns)
 
+    def room(self):
+        """(bytes that are prepared for use, bytes there will be)."""
+        cdef const ems_header *h = self.reader.header
+        return ems_get(&h.ready_bytes), ems_get(&h.capacity)
+
     def header(self):
         """Everything the header says, by name."""
         return header_of(<const ems_prologue *>self.reader.index, self.reader.header)

@@ -91,6 +91,7 @@ class DirectChannel:
         places: bytearray,
         chain: bool,
         deadline: Deadline,
+        mark_ns: int = 0,
     ) -> bytes:
         self._arrive("commit", deadline)
         sums = memoryview(places).cast("Q")[4::5]
@@ -101,7 +102,7 @@ class DirectChannel:
             b"".join(at.to_bytes(4, "little") for at in chosen),
             b"".join(sums[at].to_bytes(8, "little") for at in chosen),
             chain,
-            self.memory.later(),
+            mark_ns or self.memory.later(),
         )
         self._answer("commit", deadline)
         return outcome

@@ -33,6 +33,9 @@ class Reading(Protocol):
     def present(self, digests: bytes, n: int, tick: int) -> int:
         """Return how many keys in a row from the head are there."""
 
+    def room(self) -> tuple[int, int]:
+        """Return the bytes of the pool that are prepared for use, and those there will be."""
+
     def pulse(self) -> tuple[int, int, int]:
         """Return state of the pool, epoch, heartbeat."""
 
@@ -65,6 +68,7 @@ class Writing(Protocol):
         places: bytearray,
         chain: bool,
         deadline: Deadline,
+        mark_ns: int = 0,
     ) -> bytes:
         """Publish keys; a status per position."""
 

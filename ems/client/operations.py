@@ -46,6 +46,11 @@ their turns. One that died gives its reservations back in less, one that is stop
 """
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.008
 
+_TICK_NS = 1 << 16  # of a recency mark: what a later key of a batch is older by
+_KEPT_FREE = 16  # part of a pool that a batch larger than it leaves to others and to the evictor
+_PREPARATION_PAUSE_S = 0.02
+_SPARE_NS = 50_000_000
+"""Who waits for memory leaves this much of his time for the result."""
 PLACE_BYTES = 40
 _DIGEST_BYTES = 16
 _GRANTED, _PRESENT, _NO_ROOM, _BUSY = 0, 1, 2, 3
@@ -289,6 +294,8 @@ class _Save:
         self._chain = chain
         self._share = share
         self._there = bytearray(spans.nkeys)
+        self._no_room: list[int] = []
+        self._started_ns = monotonic_ns()
 
     def run(self) -> int:
         busy: list[int] = []
@@ -304,6 +311,9 @@ class _Save:
             if busy and self._share is not None:
                 busy = self._wait_for_peers(busy)
             self._write_again(busy, force=True)
+        if self._no_room:
+            self._come_back()
+            self._context.counters.add(Count.SAVE_NO_ROOM, len(self._no_room))
         return self._leading()
 
     def _turns(self) -> Iterable[range]:
@@ -312,7 +322,16 @@ class _Save:
             return self._frames(turns(nkeys, nbytes, self._share))
         if nkeys <= MAX_FRAME_KEYS and nbytes <= FRAME_BYTES:
             return (range(nkeys),)
-        return self._frames((range(nkeys),))
+        return self._frames((range(self._fitting()),))
+
+    def _fitting(self) -> int:
+        """Of a batch larger than the pool, leave out the tail: it would only push out the head."""
+        nkeys, capacity = self._spans.nkeys, self._context.reader.room()[1]
+        if self._spans.nbytes <= capacity:
+            return nkeys
+        fitting = bisect_right(_key_ends(self._spans), capacity - capacity // _KEPT_FREE)
+        self._context.counters.add(Count.SAVE_NO_ROOM, nkeys - fitting)
+        return fitting
 
     def _frames(self, parts: Iterable[range]) -> Iterator[range]:
         """Cut parts of the list where a message would be too large."""
@@ -332,7 +351,7 @@ class _Save:
         digests = self._digests
         if count < self._spans.nkeys:
             digests = digests[_DIGEST_BYTES * first : _DIGEST_BYTES * keys.stop]
-        found = self._context.reader.present(digests, count, monotonic_ns())
+        found = self._context.reader.present(digests, count, self._mark_ns(first))
         if found:
             self._there[first : first + found] = b"\1" * found
             self._context.counters.add(Count.SAVE_PRESENT, found)
@@ -351,6 +370,32 @@ class _Save:
             absent = [key for key in busy if self._absent(range(key, key + 1))]
             busy = self._write_again(absent, force=False)
         return busy
+
+    def _mark_ns(self, key: int) -> int:
+        """When a key counts as used: later keys a little earlier, in how many frames they go."""
+        return self._started_ns - key * _TICK_NS
+
+    def _come_back(self) -> None:
+        """Ask again for room that comes by itself.
+
+        While the server prepares memory it evicts nobody, so it is worth waiting. And a session
+        gets a share of what is left, so a batch that fits into the pool gets the rest after its
+        first part was committed. (One that does not fit would only push out its own head.)
+        """
+        last_ns = self._deadline.at_ns - _SPARE_NS
+        there = self._there.count(1)
+        while self._no_room and monotonic_ns() < last_ns:
+            ready, capacity = self._context.reader.room()
+            if ready < capacity:
+                time.sleep(_PREPARATION_PAUSE_S)
+            elif not there or self._spans.nbytes > capacity:
+                break
+            self._check_cancelled()
+            keys, self._no_room = sorted(self._no_room), []
+            before = self._there.count(1)
+            # Somebody else who writes them now has found room for them.
+            self._write_again(self._write_again(keys, force=False), force=True)
+            there = self._there.count(1) - before
 
     def _leading(self) -> int:
         hole = self._there.find(0)
@@ -382,7 +427,9 @@ class _Save:
                 places = self._copy(keys, statuses, places, positions is None)
                 self._check_cancelled()
                 messages += 1
-                outcomes = channel.commit(request, positions, places, self._chain, self._deadline)
+                outcomes = channel.commit(
+                    request, positions, places, self._chain, self._deadline, self._mark_ns(keys[0])
+                )
         except BaseException as error:
             messages += self._give_back(request, error)
             raise
@@ -463,11 +510,12 @@ class _Save:
                 there[key] = 1
             elif status == _BUSY:
                 busy.append(key)
+            else:
+                self._no_room.append(key)
         add(_SAVE_COMMITTED, outcomes.count(_COMMITTED))
         add(Count.SAVE_KEPT, outcomes.count(_KEPT))
         add(Count.SAVE_LOST, lost)
         add(Count.SAVE_PRESENT, statuses.count(_PRESENT))
-        add(Count.SAVE_NO_ROOM, statuses.count(_NO_ROOM))
         add(_SAVE_BYTES, nbytes)
         return busy
 

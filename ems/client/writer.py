@@ -94,8 +94,11 @@ class WriteChannel:
         places: bytearray,
         chain: bool,
         deadline: Deadline,
+        mark_ns: int = 0,
     ) -> bytes:
         """Publish the keys at these rising positions (None = all); a status per position.
+
+        `mark_ns`: when position 0 counts as used (CLOCK_MONOTONIC), 0 = on arrival.
 
         Raises:
             DeadlineExpired: no answer in time; what was committed is unknown.
@@ -111,7 +114,7 @@ class WriteChannel:
             column = array("I", positions).tobytes()
             sums = array("Q", [checksums[position] for position in positions]).tobytes()
         answer = self._exchange(
-            Kind.COMMIT, request, frames.commit(request, column, sums, chain), deadline
+            Kind.COMMIT, request, frames.commit(request, column, sums, chain, mark_ns), deadline
         )
         if len(answer) != count:
             raise ChannelBroken(f"the server answered {len(answer)} bytes for {count} keys")

@@ -231,14 +231,15 @@ class Pool:
         positions: bytes,
         checksums: bytes,
         chain: bool,
-        now_ns: int,
+        mark_ns: int,
     ) -> bytes:
         """Publish reserved keys by rising position (u32); a status (u8) for each.
 
         KEPT: somebody's first copy was there already and stays (reserved with `replace` false).
         LOST: nothing is reserved under that name. `chain`: each key follows the one before it.
+        `mark_ns`: when position 0 counts as used; later positions count as a little older.
         """
-        return self._writer.commit(session, request, positions, checksums, chain, now_ns)
+        return self._writer.commit(session, request, positions, checksums, chain, mark_ns)
 
     def abort(self, session: int, request: int) -> int:
         """Give back what is left of a request. Idempotent; how many keys that were."""
@@ -256,6 +257,8 @@ class Pool:
         """
         units = -(-nbytes // UNIT)
         total, ready, free, reserved, _, _ = self._writer.space()
+        if ready < total and units <= total - ready:
+            return False  # prepared within moments: nobody is evicted for want of patience
         if units > ready - reserved:
             return False
         wanted = max(units, min(ahead // UNIT, total // _AHEAD_SHARE, _AHEAD_UNITS))

@@ -6,7 +6,7 @@ A frame is a 16-byte header and a payload of packed little-endian columns, one v
     HELLO    session u32, zero u32, secret 16           -> epoch u64
     RESERVE  count u32, flags u32, lengths u64 * n, digests 16 * n
                                                         -> offsets u64 * n, statuses u8 * n
-    COMMIT   count u32, flags u32, checksums u64 * n, positions u32 * n
+    COMMIT   count u32, flags u32, mark_ns u64, checksums u64 * n, positions u32 * n
                                                         -> statuses u8 * n
     ABORT    -                                          -> -
     SUSPECT  version u64, digest 16                     -> dropped u8
@@ -43,6 +43,7 @@ _COUNT = struct.Struct("<II")
 _COUNTED = struct.Struct(HEADER.format + _COUNT.format[1:])
 _SUSPECT = struct.Struct("<Q16s")
 _EPOCH = struct.Struct("<Q")
+_MARK = struct.Struct("<Q")
 
 
 class Kind(enum.IntEnum):
@@ -127,19 +128,27 @@ def parse_reserve(payload: bytes) -> tuple[bytes, bytes, bool, bool]:
     return digests, lengths, bool(flags & FLAG_REPLACE), bool(flags & FLAG_FORCE)
 
 
-def commit(request: int, positions: bytes, checksums: bytes, chain: bool) -> bytes:
-    """Publish keys of a request: u32 positions, rising, with their u64 checksums."""
+def commit(
+    request: int, positions: bytes, checksums: bytes, chain: bool, mark_ns: int = 0
+) -> bytes:
+    """Publish keys of a request: u32 positions, rising, with their u64 checksums.
+
+    `mark_ns` is when position 0 counts as used (CLOCK_MONOTONIC, 0 = on arrival), so that a batch
+    in several frames keeps its order of eviction.
+    """
     count = len(positions) // 4
     head = _COUNTED.pack(
-        MAGIC, ABI_VERSION, _COMMIT, 8 + 12 * count, request, count, FLAG_CHAIN * chain
+        MAGIC, ABI_VERSION, _COMMIT, 16 + 12 * count, request, count, FLAG_CHAIN * chain
     )
-    return head + checksums + positions
+    return head + _MARK.pack(mark_ns) + checksums + positions
 
 
-def parse_commit(payload: bytes) -> tuple[bytes, bytes, bool]:
-    """(positions, checksums, chain)."""
-    count, flags = _parse_count(payload, 12)
-    return payload[8 + 8 * count :], payload[8 : 8 + 8 * count], bool(flags & FLAG_CHAIN)
+def parse_commit(payload: bytes) -> tuple[bytes, bytes, bool, int]:
+    """(positions, checksums, chain, mark_ns)."""
+    count, flags = _parse_count(payload, 12, _MARK.size)
+    (mark_ns,) = _MARK.unpack_from(payload, 8)
+    sums = payload[16 : 16 + 8 * count]
+    return payload[16 + 8 * count :], sums, bool(flags & FLAG_CHAIN), mark_ns
 
 
 def suspect(digest: bytes, version: int) -> bytes:
@@ -155,7 +164,7 @@ def parse_suspect(payload: bytes) -> tuple[bytes, int]:
     return digest, version
 
 
-def _parse_count(payload: bytes, bytes_per_key: int) -> tuple[int, int]:
+def _parse_count(payload: bytes, bytes_per_key: int, more: int = 0) -> tuple[int, int]:
     if len(payload) < _COUNT.size:
         raise FrameError(f"the payload of {len(payload)} bytes has no room for its count")
     count: int
@@ -163,6 +172,6 @@ def _parse_count(payload: bytes, bytes_per_key: int) -> tuple[int, int]:
     count, flags = _COUNT.unpack_from(payload)
     if not 1 <= count <= MAX_KEYS:
         raise FrameError(f"the frame says {count} keys, it may have 1 to {MAX_KEYS}")
-    if len(payload) != _COUNT.size + bytes_per_key * count:
+    if len(payload) != _COUNT.size + more + bytes_per_key * count:
         raise FrameError(f"{len(payload)} bytes do not hold {count} keys")
     return count, flags

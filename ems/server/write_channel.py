@@ -28,6 +28,7 @@ _RECEIVE_BYTES = 256 << 10
 _STRANGER_BYTES = 4 << 10
 """Buffer of a connection that has not said whose it is."""
 _HELLO_WITHIN_S = 5.0
+_LONGEST_SAVE_NS = 600_000_000_000  # what a client may say that its batch began ago
 _MOST_STRANGERS = 512
 _MOST_CONNECTIONS = 256
 """Of one session; its client keeps 16 that are idle and one per operation under way."""
@@ -170,8 +171,10 @@ class WriteServer:
                 )
                 reply = offsets + statuses
         elif kind == Kind.COMMIT:
-            positions, checksums, chain = frames.parse_commit(payload)
-            reply = self.pool.commit(session, request, positions, checksums, chain, now_ns)
+            positions, checksums, chain, mark_ns = frames.parse_commit(payload)
+            if not 0 <= now_ns - mark_ns < _LONGEST_SAVE_NS:
+                mark_ns = now_ns
+            reply = self.pool.commit(session, request, positions, checksums, chain, mark_ns)
         elif kind == Kind.ABORT:
             self.pool.abort(session, request)
             self._sessions[session].remember_abort(request)

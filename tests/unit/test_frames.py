@@ -33,12 +33,12 @@ def test_reserve_round_trip(
     assert frames.parse_reserve(payload) == (digests, lengths, replace, force)
 
 
-@given(st.integers(1, 200), st.booleans())
-def test_commit_round_trip(count: int, chain: bool) -> None:
+@given(st.integers(1, 200), st.booleans(), st.integers(0, 2**64 - 1))
+def test_commit_round_trip(count: int, chain: bool, mark_ns: int) -> None:
     positions, checksums = bytes(range(4)) * count, bytes(range(8)) * count
-    header, payload = split(frames.commit(9, positions, checksums, chain))
+    header, payload = split(frames.commit(9, positions, checksums, chain, mark_ns))
     assert (header.kind, header.request) == (Kind.COMMIT, 9)
-    assert frames.parse_commit(payload) == (positions, checksums, chain)
+    assert frames.parse_commit(payload) == (positions, checksums, chain, mark_ns)
 
 
 def test_hello_and_suspect_round_trip() -> None:

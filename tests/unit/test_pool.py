@@ -320,3 +320,17 @@ def test_large_values_find_room_among_many_small_ones() -> None:
     statuses, _ = memory.reserve(session, 11, {"huge": 8192 * UNIT})
     assert statuses == bytes(1)
     memory.check()
+
+
+def test_nobody_is_evicted_while_memory_is_still_prepared() -> None:
+    memory = MemoryPool(64 * BLOCK, ready=4 * BLOCK)
+    session = memory.session()
+    assert memory.save(session, 1, dict.fromkeys(range(3), BLOCK)) == 3
+    statuses, _ = memory.reserve(session, 2, {"a": BLOCK, "b": BLOCK})
+    assert list(statuses) == [GRANTED, NO_ROOM]
+    assert memory.reader.room() == (4 * BLOCK, 64 * BLOCK)
+    memory.pool.abort(session, 2)
+    memory.pool.extend_ready(64 * BLOCK)
+    assert memory.reader.room() == (64 * BLOCK, 64 * BLOCK)
+    assert memory.save(session, 3, dict.fromkeys(range(3, 53), BLOCK)) == 50
+    assert memory.pool.stats().evictions == 0
