@@ -36,6 +36,7 @@ class Link:
             access_key=settings.access_key,
             root=settings.root,
             init_timeout_ms=settings.init_timeout_ms,
+            verify=settings.verify,
         )
         self.loads = Breaker(settings.probe_interval_s)
         self.saves = Breaker(settings.probe_interval_s)

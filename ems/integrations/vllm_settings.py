@@ -21,6 +21,7 @@ class Settings:
             local folder, a fingerprint of its files.
         tenant: `access_id`; blocks of different tenants never meet.
         access_key: proves the tenant, where the server wants it.
+        verify: whether loads compare checksums; None: as the server says.
         load: "sync": a request's blocks are loaded in the step that schedules it, which gives the
             shortest time to its first token. "async": others go on meanwhile, it waits a step more.
         min_hit_tokens: hits of fewer tokens are computed instead; None: one block.
@@ -37,6 +38,7 @@ class Settings:
     model_id: str | None = None
     tenant: str | None = None
     access_key: str | None = None
+    verify: bool | None = None
     load: str = "sync"
     min_hit_tokens: int | None = None
     save: bool = True
@@ -85,6 +87,8 @@ class Settings:
         for name in ("save", "save_decoded", "allow_fail_policy"):
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, getattr(self, name), "true or false")
+        if self.verify is not None and not isinstance(self.verify, bool):
+            raise _wrong("verify", self.verify, "true, false or null")
         for name in ("load_timeout_ms", "save_timeout_ms", "init_timeout_ms"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:

@@ -96,9 +96,11 @@ def test_the_next_turn_finds_what_was_decoded_and_noise_changes_the_tokens(
         cold = without.generate([second_turn])[0]
     assert hit.tokens == cold.tokens
     overwrite_with_noise(pool)
-    with engine(models["float32"], pool, dtype="float32") as noisy:
+    with engine(models["float32"], pool, {"verify": False}, dtype="float32") as noisy:
         wrong = noisy.generate([second_turn])[0]
     assert wrong.cached == 384 and wrong.tokens != cold.tokens
+    with engine(models["float32"], pool, {"verify": True}, dtype="float32") as careful:
+        assert careful.generate([second_turn])[0].tokens == cold.tokens
 
 
 def overwrite_with_noise(pool: LocalPool) -> None:
