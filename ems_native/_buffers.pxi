@@ -46,9 +46,9 @@ cdef str _device_of(object tensor):
         return None
 
 
-# Hidden from the collector: in a cycle it would clear a memoryview whose export has not ended, which
-# CPython does not survive. A wrapper that is freed ends its export; one that its own memory refers to
-# is not freed.
+# Hidden from the collector: in a cycle it would clear a memoryview whose export has not ended,
+# which CPython does not survive. A wrapper that is freed ends its export; one that its own memory
+# refers to is not freed.
 @cython.no_gc
 cdef class KvBufferWrapper:
     """One contiguous range of memory: a part of a value, or all of it.
