@@ -101,3 +101,23 @@ def test_options_that_exclude_each_other(trace: Path, tmp_path: Path) -> None:
     assert "give one of them" in both.stderr
     nobody = replay(str(trace), "--root", str(tmp_path), code=2)
     assert "nobody serves there" in nobody.stderr
+
+
+# ---- simulation ----------------------------------------------------------------------------------
+
+
+def test_a_simulation_compares_policies(trace: Path) -> None:
+    outcomes = json.loads(replay(str(trace), "--simulate", "--share", "50", "--json").stdout)
+    by_policy = {outcome["policy"]: outcome for outcome in outcomes}
+    assert {"pool", "lru", "belady"} <= by_policy.keys()
+    assert all(outcome["asked_blocks"] == 100 for outcome in outcomes)
+    assert all(outcome["capacity_blocks"] == 12 for outcome in outcomes)
+    assert by_policy["belady"]["found_blocks"] >= by_policy["pool"]["found_blocks"] > 0
+
+
+def test_a_simulation_for_people(trace: Path) -> None:
+    done = replay(str(trace), "--simulate", "--policy", "pool", "--share", "10", "--share", "100")
+    assert "pool" in done.stdout
+    assert "100 %" in done.stdout
+    alone = replay(str(trace), "--policy", "pool", code=2)
+    assert "belong to --simulate" in alone.stderr
