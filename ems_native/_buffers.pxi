@@ -31,9 +31,11 @@ cdef str _not_a_number(object value, str name):
 
 
 cdef str _kind(object value):
-    """Name a value in an error without printing it: it can be large, and its repr can fail."""
+    """Name a value in an error; only small ones are printed, whose repr cannot fail."""
     if value is None:
         return "None"
+    if type(value) in (bool, float) or (type(value) in (str, bytes) and len(value) <= 40):
+        return f"{value!r} of type {type(value).__name__}"
     return f"of type {type(value).__name__}"
 
 

@@ -108,6 +108,9 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "prefill avoided", f"{report.prefill_tokens_avoided:,} tokens"
     yield "load", _direction(report.load)
     yield "save", _direction(report.save)
+    if report.save.calls:
+        per_call = format_size(report.save.nbytes // report.save.calls)
+        yield "", f"a save asks the server twice; {per_call} a call here"
     if report.memcpy_gb_per_s:
         yield "memcpy", f"{report.memcpy_gb_per_s:.1f} GB/s, same amounts, same run"
     for name, latency in (

@@ -11,6 +11,7 @@ from ems.bench.simulated import run_simulation
 from ems.bench.simulation import DEFAULT_SHARES, POLICIES
 from ems.bench.workload import read_mooncake_trace
 from ems.common.config import CcConfig, EmsConfig, check_root
+from ems.common.size import parse_size
 from ems.testing import LocalPool
 from ems.testing.figures import wait_until_prepared
 
@@ -93,6 +94,8 @@ def command(
         fail("--policy, --share and --plot belong to --simulate")
     if root is not None and capacity is not None:
         fail("--capacity sizes a private pool, --root uses one that is there; give one of them")
+    if root is None and block_bytes > (capacity or parse_size(_DEFAULT_CAPACITY)):
+        fail("a block of --block-bytes is larger than the whole pool; give more --capacity")
     with told_as_errors(), contextlib.ExitStack() as stack:
         workload = read_mooncake_trace(trace, limit)
         if root is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import sys
 import time
@@ -50,13 +51,20 @@ root_option = click.option(
 )
 
 
+def _number(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("it is no number of seconds")
+    return value
+
+
 @click.command("status")
 @root_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, max=31_536_000),
+    callback=_number,
     metavar="SECONDS",
     help="Wait until a server serves, at most so long.",
 )

@@ -229,6 +229,11 @@ class PoolChannel:
             raise Unavailable(f"no server: {self.path} does not exist") from None
         except ConnectionRefusedError:
             raise Unavailable(f"no server: nobody listens at {self.path}") from None
+        except PermissionError:
+            raise Unavailable(
+                f"this user may not use {self.path}; a server opens its pool to a group with "
+                "`ems serve --group NAME`"
+            ) from None
         except (OSError, StreamTerminatedError, ProtocolError, AssertionError) as error:
             # AssertionError: how the generated stub reports a stream that ended without a message.
             raise Unavailable(f"the connection to {self.path} broke: {error}") from None

@@ -234,6 +234,7 @@ class _Serving:
             await self._drain()
             tasks.cancel_scope.cancel()
         self._pool.set_server_state(ServerState.STOPPED)
+        self._pool.beat(0)  # so that clients need not wait for an old heartbeat to know
         _log.info(
             "stopped; the pool stays in %s (`ems purge` gives its memory back)", self._config.root
         )

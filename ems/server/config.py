@@ -146,9 +146,14 @@ def _path(source: str, value: object) -> str:
     return os.path.abspath(value)
 
 
+_LAST_GID = 2**32 - 2  # the next one means "leave as it is"
+
+
 def _group(source: str, value: object) -> int:
     text = str(value).strip()
     if text.isascii() and text.isdigit():
+        if len(text) > 10 or int(text) > _LAST_GID:
+            raise ValueError(f"a group has a number of at most {_LAST_GID}")
         return int(text)
     try:
         return grp.getgrnam(text).gr_gid
