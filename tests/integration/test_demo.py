@@ -173,7 +173,7 @@ def test_a_wrong_option_is_told(arguments: list[str], text: str) -> None:
 
 def test_the_copy_benchmark_at_toy_size() -> None:
     toy = ["--blocks", "4", "--block-bytes", "64KiB", "--rotate", "2MiB", "--rounds", "3"]
-    report = json.loads(run("bench", "copy", *toy, "--json").stdout)
+    (report,) = json.loads(run("bench", "copy", *toy, "--json").stdout)["reports"]
     assert report["mismatches"] == 0
     assert [one["name"] for one in report["contenders"]] == ["memcpy", "load", "save"]
     assert all(one["median_ms"] >= one["best_ms"] > 0 for one in report["contenders"])
