@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OperationCancelled", "exists", "load", "save"]
 
-MAX_FRAME_KEYS = 4096
+MAX_FRAME_KEYS = 2048
 FRAME_BYTES = 32 << 20
 """Reserved by one message, and at least one key: in a pool of 4 KiB blocks that evicts 8,192 of
 them, which keeps the server's loop busy for 5 ms."""

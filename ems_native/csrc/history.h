@@ -17,7 +17,7 @@
 #define EMS_FINE_AGES 2048u /* 64 to an octave */
 #define EMS_GHOSTS 4u              /* per bucket */
 #define EMS_LIFT_STEPS 4096u
-#define EMS_SEGMENT_BUCKETS 16384u /* looked at in one go: 131,072 slots */
+#define EMS_SEGMENT_BUCKETS 4096u /* looked at in one go: 32,768 slots */
 
 struct ems_history {
     uint64_t nslots, nbuckets;
