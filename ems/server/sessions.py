@@ -1,7 +1,7 @@
 """Who is attached, and the proof that somebody is gone.
 
     attach ──▶ OPEN ──(its lock was seen)──▶ LIVING ──(its lock is free)──▶ closed
-                 └──(not locked within 30 s: it was never granted anything)───┘
+                 └──(not locked within 5 s: it was  never granted anything)───┘
 
 A session that is closed gives its reservations back, and its counters go to the totals.
 
@@ -29,7 +29,7 @@ __all__ = ["NoSuchSession", "Sessions"]
 
 _log = logging.getLogger("ems.server.sessions")
 
-UNLOCKED_GRACE_NS = 30 * 10**9
+UNLOCKED_GRACE_NS = 5 * 10**9
 """How long an attached client may take to lock its byte. Without the lock it is granted nothing."""
 
 SUSPECT_NS = 2 * 10**9
