@@ -60,6 +60,7 @@ def _print(report: ChaosReport) -> None:
         "not done": f"{tally.outages:,} without a server, {tally.timeouts:,} time-outs, "
         f"{tally.cancels:,} cancelled",
         "faults": ", ".join(f"{count} {name}" for name, count in report.faults.items()),
+        "evictions": f"{report.evictions:,}",
         "mismatches": f"{report.mismatches + tally.mismatches}",
         "written late": f"{tally.written_late}",
         "late calls": f"{tally.late}",

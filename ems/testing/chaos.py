@@ -83,6 +83,7 @@ class ChaosReport:
         seconds: how long it took.
         tally: of the clients that lived to tell.
         faults: how often each kind was injected.
+        evictions: of the pool, over all its servers.
         mismatches: clients that got a wrong byte, or saw one written late.
         hangs: clients that did not end in time.
         failures: clients that failed in another way, and what the server did not get right.
@@ -92,6 +93,7 @@ class ChaosReport:
     seconds: float
     tally: StressTally
     faults: dict[str, int]
+    evictions: int
     mismatches: int
     hangs: int
     failures: list[str]
@@ -157,11 +159,12 @@ class _Chaos:
             (name,) = self._chance.choices(names, weights)
             self._inject(name)
         self._wait_for_clients()
-        leaks = self._leaks()
+        evictions, leaks = self._end_of_the_pool()
         return ChaosReport(
             seconds=self._elapsed(),
             tally=self._tally,
             faults=self._faults,
+            evictions=evictions,
             mismatches=self._mismatches,
             hangs=self._hangs,
             failures=self._failures,
@@ -262,8 +265,8 @@ class _Chaos:
             child.process.send_signal(signal.SIGABRT)  # its stacks are its answer
             self._collect(child)
 
-    def _leaks(self) -> list[str]:
-        """What is left when nobody uses the pool any more."""
+    def _end_of_the_pool(self) -> tuple[int, list[str]]:
+        """(evictions, what is left in words) when nobody uses the pool any more."""
         self._pool.start()
         figures = self._settled()
         report = fsck.check(self._pool.root)
@@ -284,7 +287,7 @@ class _Chaos:
         leaks += report.files
         expected = {*layout.POOL_FILES, layout.SERVER_LOCK, layout.SOCKET, layout.WRITE_SOCKET}
         leaks += [f"a file {name}" for name in os.listdir(self._pool.root) if name not in expected]
-        return leaks
+        return figures.evictions, leaks
 
     def _settled(self) -> ServerFigures:
         give_up = time.monotonic() + _SETTLE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -13,7 +14,7 @@ from client_bench import Buffers, pattern
 from fix_pool import status_of, wait_until
 from fix_serve import run_ems
 
-from ems import CcConfig, CcKvOption, CcResult, ContextCaching, Ems, EmsConfig
+from ems import CcConfig, CcKvOption, CcResult, ContextCaching, Ems, EmsConfig, EmsException
 from ems.pool import geometry
 from ems.shm import layout
 from ems.shm.segment import Segment
@@ -127,4 +128,49 @@ def test_wild_writes_into_the_index(server: bool, client: bool | None) -> None:
             for key in KEYS:
                 assert save(cc, [key]) == CcResult(1, 1)
                 assert load(cc, key) == pattern(key, NBYTES)
+        Ems.close()
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_wild_writes_anywhere_in_the_index(seed: int, verify: bool) -> None:
+    """Into the header too: clients may lose the pool, and the next server may refuse it."""
+    chance = random.Random(seed)
+    with LocalPool("4MiB", entries=128) as pool:
+        Ems.init(EmsConfig(cc_config=CcConfig(0, 0, "m"), root=pool.root, verify=verify))
+        cc = Ems.get_cc()
+        assert cc is not None
+        assert save(cc, KEYS) == CcResult(40, 40)
+        with Segment.open(os.path.join(pool.root, layout.INDEX), True) as segment:
+            raw = (ctypes.c_char * segment.nbytes).from_address(segment.address)
+            index = memoryview(raw).cast("B")
+            for _ in range(25):
+                # Half of them where the header is, the others wherever they fall.
+                for limit in (4096, segment.nbytes):
+                    index[chance.randrange(limit)] ^= 1 << chance.randrange(8)
+                for key in chance.sample(KEYS, 4):
+                    with contextlib.suppress(EmsException):
+                        found = load(cc, key)
+                        assert found is None or not verify or found == pattern(key, NBYTES)
+                    with contextlib.suppress(EmsException):
+                        save(cc, [key])
+                Ems.check_health()
+        assert pool.process is not None
+        assert pool.process.poll() is None
+        Ems.close()
+        pool.kill()
+        try:
+            pool.start()
+        except EmsException as error:
+            assert "exit code 2" in error.message()
+            assert "Traceback" not in error.message()
+            return
+        Ems.init(pool.config)
+        cc = Ems.get_cc()
+        assert cc is not None
+        for key in KEYS:
+            found = load(cc, key)
+            assert found is None or found == pattern(key, NBYTES)
+            assert save(cc, [key]) == CcResult(1, 1)
+            assert load(cc, key) == pattern(key, NBYTES)
         Ems.close()
