@@ -26,15 +26,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ems.integrations.vllm_facts import attention_facts, check_supported, engine_facts, tensor_rank
 from ems.integrations.vllm_layout import layout_text, pages_of
 from ems.integrations.vllm_link import Link
+from ems.integrations.vllm_metrics import EmsPromMetrics, EmsStats
 from ems.integrations.vllm_scheduler import SchedulerHalf
 from ems.integrations.vllm_settings import Settings
-from ems.integrations.vllm_stats import added, summary
 from ems.integrations.vllm_steps import StepPlan, StepReport
 from ems.integrations.vllm_worker import WorkerHalf
 
@@ -85,27 +88,6 @@ class _WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
     def aggregate(self, other: KVConnectorWorkerMetadata) -> _WorkerMetadata:
         self.report.add(cast(_WorkerMetadata, other).report)
         return self
-
-
-class EmsStats(KVConnectorStats):  # type: ignore[misc]
-    """What vLLM logs and exports of EMS: sums since the last look."""
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.data: dict[str, float] = {}
-
-    def aggregate(self, other: KVConnectorStats) -> EmsStats:
-        """Add what another rank, or a later step, counted."""
-        self.data = added(self.data, other.data)
-        return self
-
-    def reduce(self) -> dict[str, int | float]:
-        """Return the figures that the log shows."""
-        return summary(self.data)
-
-    def is_empty(self) -> bool:
-        """Whether nothing was counted."""
-        return not self.data
 
 
 class EmsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -241,17 +223,13 @@ class EmsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         assert self._worker is not None
         self._worker.preempt(cast(_Metadata, kv_connector_metadata).plan)
 
+    @_never_raises(_nothing)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Load what the scheduler promised."""
         plan = self._plan()
-        if not plan.loads:
-            return
-        assert self._worker is not None
-        try:
+        if plan.loads:
+            assert self._worker is not None
             self._worker.load(plan)
-        except Exception:
-            _log.exception("a load failed; its blocks are computed")
-            self._worker.abandon(plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Everything that this step needs was loaded before it began."""
@@ -303,6 +281,11 @@ class EmsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> KVConnectorStats | None:
         """Make stats of what crossed a process border."""
         return EmsStats(data=dict(data or {}))
+
+    @classmethod
+    def build_prom_metrics(cls, *args: Any, **kwargs: Any) -> KVConnectorPromMetrics | None:
+        """Make the Prometheus metrics; takes what `EmsPromMetrics` does."""
+        return EmsPromMetrics(*args, **kwargs)
 
     @_never_raises(_nothing)
     def shutdown(self) -> None:

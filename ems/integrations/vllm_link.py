@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 
-from ems import CcConfig_v1, ContextCaching, Ems, EmsConfig, EmsException
+from ems import CcConfig_v1, ContextCaching, Ems, EmsConfig
 from ems.integrations.breaker import Breaker
 from ems.integrations.vllm_settings import Settings
 
@@ -49,13 +49,13 @@ class Link:
         if not self._attach():
             self._look_after()
 
-    def failed(self, breaker: Breaker, error: EmsException) -> None:
-        """Note that a call failed."""
+    def failed(self, breaker: Breaker, why: object) -> None:
+        """Note that a call failed, and say why if it is news."""
         with self._lock:
             opened = breaker.fail(time.monotonic())
         if opened:
             what = "loads from" if breaker is self.loads else "saves to"
-            _log.warning("%s EMS are off until it is well again: %s", what, error)
+            _log.warning("%s EMS are off until it is well again: %s", what, why)
             self._look_after()
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class Link:
         try:
             Ems.init(self._config)
             self.caching = Ems.get_cc()
-        except EmsException as error:
+        except Exception as error:  # none of it may end the engine, or the thread that looks
             if str(error) != self._told:
                 self._told = str(error)
                 _log.warning("vLLM goes on without EMS, which is looked for meanwhile: %s", error)
@@ -85,7 +85,7 @@ class Link:
         while not self._ended.wait(self._pause_s()):
             if self.caching is None or not self._is_client():
                 self._attach()
-            good = self.caching is not None and Ems.check_health()
+            good = self.caching is not None and self._is_well()
             with self._lock:
                 for breaker in (self.loads, self.saves):
                     if breaker.probed(good, time.monotonic()):
@@ -103,5 +103,12 @@ class Link:
         """Whether what we have is the process's client still (somebody may have closed it)."""
         try:
             return Ems.get_cc() is self.caching
-        except EmsException:
+        except Exception:
+            return False
+
+    @staticmethod
+    def _is_well() -> bool:
+        try:
+            return Ems.check_health()
+        except Exception:
             return False

@@ -7,6 +7,7 @@ ends before all of its saves have.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from ems.integrations.vllm_settings import Settings
 from ems.integrations.vllm_steps import Load, Save, StepPlan, StepReport
 
 __all__ = ["SchedulerHalf"]
+
+_log = logging.getLogger("ems.vllm")
 
 FRESH_S = 0.05
 """How long an answer stands: a request that waits for room is asked about in every step."""
@@ -122,12 +125,19 @@ class SchedulerHalf:
             return
         first = tracked.local
         end = first + num_external_tokens // self._block_size
-        keys = self._keys(request, first, end)
+        try:
+            keys = self._keys(request, first, end)
+        except Exception:
+            _log.exception("a load could not be planned; its blocks are computed")
+            keys = []  # the blocks must be named as not loaded, vLLM counts on them
         self._next.loads.append(Load(request.request_id, block_ids[first:end], keys, self._later))
         self.hit_tokens += num_external_tokens
 
     def plan(self, output: Any) -> StepPlan:
-        """Return what the workers shall do in the step of a `SchedulerOutput`."""
+        """Return what the workers shall do in the step of a `SchedulerOutput`.
+
+        Whatever goes wrong here, the loads that were promised are in it.
+        """
         plan, self._next = self._next, StepPlan()
         for request_id in output.preempted_req_ids or ():
             tracked = self._tracked.get(request_id)
@@ -136,26 +146,16 @@ class SchedulerHalf:
                 if tracked.asked > tracked.acked:
                     plan.preempted.append(request_id)
         if self._saves_on:
-            size = self._block_size
-            for request_id, scheduled in output.num_scheduled_tokens.items():
-                tracked = self._tracked.get(request_id)
-                if tracked is None:
-                    continue
-                computed: int = tracked.request.num_computed_tokens
-                if tracked.admitted or computed < tracked.saved * size:
-                    # Just begun, or cut back because a load failed: computed from here on.
-                    tracked.admitted = False
-                    tracked.saved = computed // size
-                    tracked.begin = min(tracked.begin, tracked.saved)
-                if computed + scheduled >= (tracked.saved + 1) * size:
-                    end = self._end(tracked.request, computed + scheduled)
-                    if end > tracked.saved:
-                        ids = output.kv_connector_block_state.resolve_block_ids(request_id)[0]
-                        self._ask(plan, tracked, ids, computed // size, end)
+            try:
+                self._plan_saves(plan, output)
+            except Exception:
+                _log.exception("saves of a step could not be planned; it goes on without them")
         return plan
 
     def reported(self, report: StepReport) -> None:
         """Take in what all ranks together did in a step."""
+        if report.broken:
+            self._link.failed(self._link.loads, "a worker could not load")
         for request_id, count in report.saved.items():
             tracked = self._tracked.get(request_id)
             if tracked is not None:
@@ -173,9 +173,12 @@ class SchedulerHalf:
         if self._saves_on:
             # With asynchronous scheduling the hash of a block is known a step after its last token.
             known = min(request.num_computed_tokens, request.num_tokens - 1)
-            end = min(self._end(request, known), len(block_ids))
-            if end > tracked.saved and not tracked.admitted:
-                self._ask(self._next, tracked, list(block_ids), end, end)
+            try:
+                end = min(self._end(request, known), len(block_ids))
+                if end > tracked.saved and not tracked.admitted:
+                    self._ask(self._next, tracked, list(block_ids), end, end)
+            except Exception:
+                _log.exception("the last save of a request could not be planned")
         held = tracked.asked > tracked.acked
         if held:
             self._next.held.append(request.request_id)
@@ -191,6 +194,24 @@ class SchedulerHalf:
 
     # ---- small things ----
 
+    def _plan_saves(self, plan: StepPlan, output: Any) -> None:
+        size = self._block_size
+        for request_id, scheduled in output.num_scheduled_tokens.items():
+            tracked = self._tracked.get(request_id)
+            if tracked is None:
+                continue
+            computed: int = tracked.request.num_computed_tokens
+            if tracked.admitted or computed < tracked.saved * size:
+                # Just begun, or cut back because a load failed: computed from here on.
+                tracked.admitted = False
+                tracked.saved = computed // size
+                tracked.begin = min(tracked.begin, tracked.saved)
+            if computed + scheduled >= (tracked.saved + 1) * size:
+                end = self._end(tracked.request, computed + scheduled)
+                if end > tracked.saved:
+                    ids = output.kv_connector_block_state.resolve_block_ids(request_id)[0]
+                    self._ask(plan, tracked, ids, computed // size, end)
+
     def _look_up(self, request: Any, local: int) -> int:
         # At least one token is left to compute: the first one out needs a forward pass.
         limit = (request.num_tokens - 1) // self._block_size
@@ -201,11 +222,15 @@ class SchedulerHalf:
             return 0
         self.lookups += 1
         found = len(keys)
-        for space in self._current_spaces():
-            # A hit is a hit only if every rank has it.
-            found = min(found, space.exists(keys[:found]).success)
-            if found < self._min_blocks:
-                return 0
+        try:
+            for space in self._current_spaces():
+                # A hit is a hit only if every rank has it.
+                found = min(found, space.exists(keys[:found]).success)
+                if found < self._min_blocks:
+                    return 0
+        except Exception as error:
+            self._link.failed(self._link.loads, error)
+            return 0
         return found if self._spaces else 0
 
     def _current_spaces(self) -> list[PageCaching]:

@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import time
 from collections.abc import Callable, Sequence
 
-from ems import CcFuture, CcKvOption, ContextCaching, Ems, EmsException, KvPages, PageCaching
+from ems import CcFuture, CcKvOption, ContextCaching, Ems, KvPages, PageCaching
 from ems.integrations.vllm_link import Link
 from ems.integrations.vllm_settings import Settings
 from ems.integrations.vllm_steps import Load, StepPlan, StepReport
@@ -27,7 +28,6 @@ _COUNTED = (
     "save_keys", "save_committed", "save_no_room", "save_bytes", "save_ns", "save_timeouts",
     "save_errors",
 )  # fmt: skip
-_log = logging.getLogger("ems.vllm")
 
 
 class WorkerHalf:
@@ -74,32 +74,25 @@ class WorkerHalf:
         for request_id in plan.preempted:
             for future in self._saving.get(request_id, ()):
                 if not _waited(future, PATIENCE_S):
-                    future.cancel()
-                    _waited(future, None)
+                    _cancelled(future)
 
     def load(self, plan: StepPlan) -> None:
         """Load what the step needs, and start what later steps need."""
         for load in plan.loads:
             self._worked = True
-            pages = None if self._link.loads.is_open else self._current_pages()
-            if pages is None:
-                self._loaded(load, 0)
-                continue
             try:
-                if load.later:
+                pages = None if self._link.loads.is_open else self._current_pages()
+                if pages is None or not load.keys:
+                    self._load_failed(load)
+                elif load.later:
                     future = pages.async_load(load.block_ids, load.keys, self._load_option)
                     self._loading[load.request_id] = (future, load)
                 else:
                     result = pages.load(load.block_ids, load.keys, self._load_option)
                     self._loaded(load, result.success)
-            except EmsException as error:
-                self._load_failed(load, error)
-
-    def abandon(self, plan: StepPlan) -> None:
-        """Report every load of a step as failed: something went wrong that nobody thought of."""
-        for load in plan.loads:
-            if load.request_id not in self._loading:
-                self._loaded(load, 0)
+            except Exception as error:
+                self._link.failed(self._link.loads, error)
+                self._load_failed(load)
 
     def save(self, plan: StepPlan) -> None:
         """Start to save what the forward pass has filled."""
@@ -107,16 +100,15 @@ class WorkerHalf:
             self._poisoned.difference_update(save.block_ids[save.computed :])
         for save in plan.saves:
             self._worked = True
-            pages = None if self._link.saves.is_open else self._current_pages()
-            if pages is None or not self._poisoned.isdisjoint(save.block_ids[: save.computed]):
-                self._acknowledge(save.request_id)
-                continue
+            future = None
             try:
-                future = pages.async_save(
-                    save.block_ids[save.begin :], save.keys, self._save_option
-                )
-            except EmsException as error:
+                pages = None if self._link.saves.is_open else self._current_pages()
+                if pages is not None and self._poisoned.isdisjoint(save.block_ids[: save.computed]):
+                    ids = save.block_ids[save.begin :]
+                    future = pages.async_save(ids, save.keys, self._save_option)
+            except Exception as error:
                 self._link.failed(self._link.saves, error)
+            if future is None:
                 self._acknowledge(save.request_id)
             else:
                 self._saving.setdefault(save.request_id, []).append(future)
@@ -130,11 +122,11 @@ class WorkerHalf:
             if future.done():
                 del self._loading[request_id]
                 self._worked = True
-                error = future.exception()
-                if error is None:
+                try:
                     self._loaded(load, future.result().success)
-                else:
-                    self._load_failed(load, error)
+                except Exception as error:
+                    self._link.failed(self._link.loads, error)
+                    self._load_failed(load)
         sent = {one for one in self._held if one not in self._saving}
         self._held -= sent
         received, self._received = self._received, set()
@@ -159,8 +151,8 @@ class WorkerHalf:
         self._worked = bool(self._saving or self._loading)
         try:
             now = self._counters()
-        except EmsException:
-            return {}
+        except Exception:
+            return {}  # counted the next time
         before, self._before = self._before, {name: now[name] for name in _COUNTED}
         changed = {name: now[name] - before.get(name, 0) for name in _COUNTED}
         return {name: float(value) for name, value in changed.items() if value > 0}
@@ -171,8 +163,7 @@ class WorkerHalf:
             for future in futures:
                 _waited(future, None)
         for future, _ in self._loading.values():
-            future.cancel()
-            _waited(future, None)
+            _cancelled(future)
         self._saving.clear()
         self._loading.clear()
         self._described = self._caching = self._pages = None
@@ -182,13 +173,15 @@ class WorkerHalf:
     def _current_pages(self) -> PageCaching | None:
         caching = self._link.caching
         if caching is not self._caching and self._described is not None:
-            self._caching = caching
             self._pages = None
-            if caching is not None:
-                try:
+            try:
+                if caching is not None:
                     self._pages = caching.register_pages(*self._described)
-                except EmsException as error:
-                    _log.error("the KV cache cannot be registered, EMS stays off: %s", error)
+            except Exception as error:  # tried again when the breakers have closed
+                self._link.failed(self._link.loads, error)
+                self._link.failed(self._link.saves, error)
+            else:
+                self._caching = caching
         return self._pages
 
     def _loaded(self, load: Load, blocks: int) -> None:
@@ -201,8 +194,7 @@ class WorkerHalf:
         if load.later:
             self._received.add(load.request_id)
 
-    def _load_failed(self, load: Load, error: EmsException) -> None:
-        self._link.failed(self._link.loads, error)
+    def _load_failed(self, load: Load) -> None:
         self._report.broken += 1
         self._loaded(load, 0)
 
@@ -215,8 +207,10 @@ class WorkerHalf:
             if future.done():
                 self._worked = True
                 self._acknowledge(request_id)
-                error = None if future.cancelled() else future.exception()
-                if error is not None:
+                try:
+                    if not future.cancelled():
+                        future.result()
+                except Exception as error:
                     self._link.failed(self._link.saves, error)
         if left:
             self._saving[request_id] = left
@@ -231,6 +225,14 @@ def _waited(future: CcFuture, timeout_s: float | None) -> bool:
     """Wait for the end of an operation, whatever it is; False when the time was over before."""
     try:
         future.exception(timeout_s)
-    except EmsException:
+    except Exception:
         return future.done()
     return True
+
+
+def _cancelled(future: CcFuture) -> None:
+    """End an operation, which may take as long as a slice of its copy."""
+    with contextlib.suppress(Exception):
+        future.cancel()
+    while not _waited(future, PATIENCE_S):  # it ends: it has a deadline
+        time.sleep(0.001)
