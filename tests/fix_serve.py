@@ -89,8 +89,10 @@ class ServeProcess:
         with socket.socket(socket.AF_UNIX) as sock:
             return sock.connect_ex(os.path.join(self.root, layout.SOCKET)) == 0
 
-    def wait_until(self, happened: Callable[[], bool], what: str) -> ServeProcess:
-        until = time.monotonic() + START_S
+    def wait_until(
+        self, happened: Callable[[], bool], what: str, seconds: float = START_S
+    ) -> ServeProcess:
+        until = time.monotonic() + seconds
         while not happened():
             if self.process.poll() is not None or time.monotonic() > until:
                 pytest.fail(f"not {what}, exit code {self.process.poll()}: {self.text()}")

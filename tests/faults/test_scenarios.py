@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from client_bench import Buffers, pattern
+from client_bench import AdmittingDevice, Buffers, pattern
 from fix_pool import status_of, wait_until
 
 from ems import CcKvOption, CcResult, ContextCaching, Ems
@@ -22,7 +22,7 @@ NBYTES = 1 << 20
 LONG = CcKvOption(timeout=20_000)
 
 LOADER = """
-import sys
+import sys, time
 from client_bench import Buffers, pattern
 from ems import *
 Ems.init(EmsConfig(cc_config=CcConfig(0, 0, 'local'), root=sys.argv[1]))
@@ -31,7 +31,9 @@ keys = [f'k{n}' for n in range(8)]
 target = Buffers.empty([1 << 20] * 8)
 print('now', flush=True)
 while True:
+    started = time.monotonic()
     assert cc.load(long, keys, target.value_list) == CcResult(8, 8)
+    assert time.monotonic() - started < 2, "a load stalled"
     assert [target.value(n) for n in range(8)] == [pattern(key, 1 << 20) for key in keys]
 """
 
@@ -56,8 +58,10 @@ def test_one_of_eight_clients_is_killed_during_its_load(
             assert child.stdout is not None
             assert child.stdout.readline() == "now\n"
         assert len(status_of(local_pool).session_ids) == 9
+        pids = set(status_of(local_pool).session_pids)
         children[3].send_signal(signal.SIGKILL)
         wait_until(lambda: len(status_of(local_pool).session_ids) == 8)
+        assert set(status_of(local_pool).session_pids) == pids - {children[3].pid}
         time.sleep(0.3)
         assert [child.poll() for child in children].count(None) == 7
         target = Buffers.empty([NBYTES] * 8)
@@ -116,14 +120,51 @@ def test_a_block_is_old_or_new_and_never_a_mix(cc: ContextCaching) -> None:
     assert len(seen) == 2
 
 
+IDLER = """
+import sys
+from client_bench import Buffers, pattern
+from ems import *
+Ems.init(EmsConfig(cc_config=CcConfig(0, 0, 'local'), root=sys.argv[1]))
+cc, value = Ems.get_cc(), Buffers([pattern('idle', 1 << 20)])
+assert cc.save(None, ['idle'], value.value_list).success == 1
+print('now', flush=True)
+sys.stdin.read()
+assert Ems.check_health()
+assert cc.save(None, ['idle'], value.value_list).success == 1
+assert cc.load(None, ['idle'], value.value_list).success == 1
+assert Ems.stats()['attaches'] == 1 and Ems.stats()['connections_lost'] == 0
+"""
+
+
 def test_liveness_does_not_hang_on_a_long_copy_or_an_idle_client(
     cc: ContextCaching, local_pool: LocalPool
 ) -> None:
-    cc.save(LONG, ["k"], Buffers([pattern("k", NBYTES)]).value_list)
-    time.sleep(3)  # more than any polling of the server
-    assert len(status_of(local_pool).session_ids) == 1
+    real = cc._client._device
+
+    class SlowDevice:
+        chunk_bytes = real.chunk_bytes
+
+        def copy_in(self, *arguments: object) -> tuple[int, int]:
+            time.sleep(4)  # more than any polling of the server
+            return real.copy_in(*arguments)  # type: ignore[arg-type]
+
+    environment = child_environment()
+    environment["PYTHONPATH"] += os.pathsep + os.path.dirname(os.path.dirname(__file__))
+    idle = subprocess.Popen(
+        [sys.executable, "-c", IDLER, local_pool.root],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with idle:
+        assert idle.stdout is not None
+        assert idle.stdout.readline() == "now\n"
+        cc._client._device = AdmittingDevice(real, SlowDevice())  # type: ignore[assignment]
+        source = Buffers([pattern("k", NBYTES)])
+        assert cc.save(LONG, ["k"], source.value_list) == CcResult(1, 1)
+        assert len(status_of(local_pool).session_ids) == 2
+        idle.communicate(timeout=10)
+    assert idle.returncode == 0
+    assert Ems.stats()["attaches"] == 1
     assert Ems.stats()["connections_lost"] == 0
-    assert cc.save(LONG, ["k"], Buffers([pattern("k", NBYTES)]).value_list) == CcResult(1, 1)
 
 
 def test_tiny_keys_take_bounded_memory() -> None:
