@@ -11,25 +11,40 @@ import queue
 import threading
 from collections.abc import Callable
 
-__all__ = ["CopyWorkers", "default_parallelism"]
+from ems_native import _copy
+
+__all__ = ["CopyWorkers", "default_parallelism", "share_big_copies"]
 
 THREADS_VARIABLE = "EMS_COPY_THREADS"
 _MOST = 64
+_MOST_BY_DEFAULT = 4
 
 
 def default_parallelism() -> int:
-    """Return how many operations of one kind run at a time.
+    """Return how many operations of one kind run, and how many threads copy one, at a time.
 
     It is `EMS_COPY_THREADS`, else 2 to 4, by the CPUs there are.
     """
     text = os.environ.get(THREADS_VARIABLE, "")
     if text.isdigit() and 1 <= int(text) <= _MOST:
         return int(text)
+    return max(2, min(_MOST_BY_DEFAULT, _cpus()))
+
+
+def share_big_copies(parallelism: int) -> None:
+    """Let as many threads copy one big batch, the one that runs it among them.
+
+    On processors that are all busy it gains nothing and costs next to nothing: whoever runs the
+    operation waits for no helper that has not begun. A single processor gets no helper.
+    """
+    _copy.set_threads(min(parallelism, _cpus()))
+
+
+def _cpus() -> int:
     try:
-        cpus = len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
-        cpus = os.cpu_count() or 1
-    return max(2, min(4, cpus))
+        return os.cpu_count() or 1
 
 
 class CopyWorkers:

@@ -46,12 +46,17 @@ cdef extern from "copy.h" nogil:
         uint64_t deadline_ns
 
     const char *ems_copy_setup(const char *name)
-    size_t ems_copy_in(const ems_spans *spans, size_t first, size_t count, unsigned char *base,
-                       ems_place *places, const unsigned char *mask,
-                       const ems_copy_limits *limits, int *reason)
-    size_t ems_copy_out(const ems_spans *spans, size_t first, size_t count,
-                        const unsigned char *base, const ems_place *places, int verify,
-                        const ems_copy_limits *limits, int *reason)
+    cdef struct ems_batch:
+        const ems_spans *spans
+        size_t first, count
+        unsigned char *base
+        ems_place *places
+        const unsigned char *mask
+        const ems_copy_limits *limits
+        int into_pool, verify
+
+    size_t ems_copy_batch(const ems_batch *batch, int *reason)
+    void ems_copy_set_threads(unsigned count)
     uint64_t ems_checksum(const void *source, size_t nbytes)
     void ems_stream_copy(void *target, const void *source, size_t nbytes)
 
@@ -101,6 +106,11 @@ def _select(name=None):
 def implementation():
     """Return the name of the inner loops in use."""
     return _implementation
+
+
+def set_threads(unsigned count):
+    """Let ``count`` threads copy one big batch, the caller's among them; 1 until told otherwise."""
+    ems_copy_set_threads(count)
 
 
 try:
@@ -157,7 +167,7 @@ def copy_in(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t 
     """
     cdef const unsigned char *chosen = NULL
     cdef ems_copy_limits limits
-    cdef ems_place *target
+    cdef ems_batch batch
     cdef Py_buffer view
     cdef size_t key
     cdef int reason = 0
@@ -169,11 +179,12 @@ def copy_in(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t 
     limits.deadline_ns = deadline_ns
     PyObject_GetBuffer(places, &view, PyBUF_WRITABLE)
     try:
-        target = _check_batch(spans, first, count, &view, chosen)
+        batch = ems_batch(
+            &spans._c, first, count, <unsigned char *>base,
+            _check_batch(spans, first, count, &view, chosen), chosen, &limits, True, False,
+        )
         with nogil:
-            key = ems_copy_in(
-                &spans._c, first, count, <unsigned char *>base, target, chosen, &limits, &reason
-            )
+            key = ems_copy_batch(&batch, &reason)
     finally:
         PyBuffer_Release(&view)
     return key, reason
@@ -188,7 +199,7 @@ def copy_out(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t
     checksum than its place. The GIL is released.
     """
     cdef ems_copy_limits limits
-    cdef const ems_place *source
+    cdef ems_batch batch
     cdef Py_buffer view
     cdef size_t key
     cdef int reason = 0
@@ -198,11 +209,12 @@ def copy_out(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t
     limits.deadline_ns = deadline_ns
     PyObject_GetBuffer(places, &view, PyBUF_SIMPLE)
     try:
-        source = _check_batch(spans, first, count, &view, NULL)
+        batch = ems_batch(
+            &spans._c, first, count, <unsigned char *>base,
+            _check_batch(spans, first, count, &view, NULL), NULL, &limits, False, verify,
+        )
         with nogil:
-            key = ems_copy_out(
-                &spans._c, first, count, <unsigned char *>base, source, verify, &limits, &reason
-            )
+            key = ems_copy_batch(&batch, &reason)
     finally:
         PyBuffer_Release(&view)
     return key, reason

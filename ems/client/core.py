@@ -24,7 +24,7 @@ from ems.common.exception import EmsErrorCode, EmsException, internal_error, inv
 from ems.common.result import CcResult
 from ems.future import CcFuture, complete, complete_cancelled, fail, settle
 from ems.home import HomeLoop
-from ems.transfer import CopyWorkers, default_parallelism
+from ems.transfer import CopyWorkers, default_parallelism, share_big_copies
 from ems_native._copy import CancelFlag
 
 __all__ = ["Core"]
@@ -95,7 +95,8 @@ class Core:
 
     Args:
         home: the loop that decides.
-        parallelism: operations of one kind at a time; None for a number that suits the machine.
+        parallelism: operations of one kind at a time, and threads that copy one of them; None for
+            a number that suits the machine.
         bytes_under_way: of one kind; a larger operation runs alone among its kind.
     """
 
@@ -106,6 +107,7 @@ class Core:
         bytes_under_way: int = DEFAULT_BYTES_UNDER_WAY,
     ) -> None:
         each = parallelism or default_parallelism()
+        share_big_copies(each)
         self._home = home
         # One more thread than either kind may use: saves that wait for a frozen server leave one
         # for loads, and loads one for saves.

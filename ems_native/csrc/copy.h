@@ -90,6 +90,22 @@ size_t ems_copy_out(const struct ems_spans *spans, size_t first, size_t count,
                     const unsigned char *base, const struct ems_place *places, int verify,
                     const struct ems_copy_limits *limits, int *reason);
 
+/* The same for a batch as one thing, by several threads when it is big. */
+struct ems_batch {
+    const struct ems_spans *spans;
+    size_t first, count;
+    unsigned char *base; /* of the pool */
+    struct ems_place *places;
+    const unsigned char *mask; /* or NULL; only into the pool */
+    const struct ems_copy_limits *limits;
+    int into_pool, verify;
+};
+
+size_t ems_copy_batch(const struct ems_batch *batch, int *reason);
+
+/* How many threads copy one batch, the caller's among them; 1 until told otherwise. */
+void ems_copy_set_threads(unsigned count);
+
 uint64_t ems_checksum(const void *source, size_t nbytes);
 
 /* Streaming copy with its fence. */

@@ -1,18 +1,11 @@
 /* The parts of device copies that no runtime is needed for: what is submitted, whose address is whose, what is readable. */
+#include "check.h"
 #include "device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 static void check_copies(void)
 {

@@ -11,18 +11,11 @@
 #include <string.h>
 #include <time.h>
 
+#include "check.h"
 #include "pool.h"
 #ifdef PAYLOAD
 #include "copy.h"
 #endif
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
-            _Exit(1);                                                                              \
-        }                                                                                          \
-    } while (0)
 
 #define KEYS 4
 #define READERS 2

@@ -1,0 +1,128 @@
+"""Big batches are copied by several threads; nobody but the clock can tell."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from ems_native import _copy
+from ems_native._copy import CancelFlag, Spans, copy_in, copy_out
+
+from .test_copy import DEADLINE, DIFFERS, DONE, Memory, checksums, places_of, spans_of
+
+KEY = 300_001
+KEYS = 24  # 7 MB: large enough to be shared
+
+
+@pytest.fixture(params=[1, 2, 4], autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    _copy.set_threads(request.param)
+    yield request.param
+    _copy.set_threads(1)
+
+
+class Batch:
+    def __init__(self, seed: int) -> None:
+        random = Random(seed)
+        self.source = [Memory(KEY, random.randrange(64)) for _ in range(KEYS)]
+        for memory in self.source:
+            memory.bytes = random.randbytes(KEY) if seed < 3 else bytes([seed]) * KEY
+        self.target = [Memory(KEY, random.randrange(64)) for _ in range(KEYS)]
+        self.places, pool_bytes = places_of([KEY] * KEYS)
+        self.pool = Memory(pool_bytes)
+
+    def save(self) -> tuple[int, int]:
+        spans = spans_of([[memory] for memory in self.source])
+        return copy_in(spans, 0, KEYS, self.pool.address, self.places, None, 0)
+
+    def load(self, deadline_ns: int = 0, cancel: CancelFlag | None = None) -> tuple[int, int]:
+        spans = self.spans_out()
+        return copy_out(spans, 0, KEYS, self.pool.address, self.places, cancel, deadline_ns, True)
+
+    def spans_out(self) -> Spans:
+        return spans_of([[memory] for memory in self.target])
+
+    def check(self) -> None:
+        for source, target in zip(self.source, self.target):
+            assert source.bytes == target.bytes
+            target.check_guards()
+        self.pool.check_guards()
+
+
+def round_trip(seed: int) -> None:
+    batch = Batch(seed)
+    assert batch.save() == (KEYS, DONE)
+    assert checksums(batch.places)[5] == _copy.checksum(batch.source[5].wrapper().data_ptr, KEY)
+    assert batch.load() == (KEYS, DONE)
+    batch.check()
+
+
+def test_every_byte_arrives() -> None:
+    round_trip(1)
+
+
+def test_the_lowest_bad_key_is_named() -> None:
+    batch = Batch(2)
+    batch.save()
+    stored = bytearray(batch.pool.bytes)
+    extent = len(stored) // KEYS
+    for key in (19, 7, 12):
+        stored[key * extent + 1000] ^= 1
+    batch.pool.bytes = bytes(stored)
+    assert batch.load() == (7, DIFFERS)
+
+
+def test_limits_hold() -> None:
+    batch = Batch(2)
+    batch.save()
+    assert batch.load(deadline_ns=1) == (0, DEADLINE)
+    flag = CancelFlag()
+    flag.set()
+    assert batch.load(cancel=flag)[0] == 0
+    assert batch.target[0].bytes == bytes(b"\xa5" * KEY)
+
+
+def test_several_callers_share_the_helpers() -> None:
+    wrong: list[BaseException] = []
+
+    def caller(seed: int) -> None:
+        try:
+            round_trip(seed)
+        except BaseException as error:
+            wrong.append(error)
+
+    callers = [threading.Thread(target=caller, args=(seed,)) for seed in range(3, 7)]
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join()
+    assert not wrong
+
+
+def test_a_forked_child_starts_its_own_helpers() -> None:
+    round_trip(1)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            round_trip(2)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_there_are_never_more_threads_than_were_asked_for(threads: int) -> None:
+    def alive() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    round_trip(1)
+    before = alive()
+    for _ in range(3):
+        round_trip(1)
+    assert alive() == before
+    assert before <= threading.active_count() + 3  # beside the caller
