@@ -1,4 +1,8 @@
-"""The counters that clients keep in shared memory: a page a session, page 0 for ended ones."""
+"""The counters that clients keep in shared memory: a page a session, page 0 for ended ones.
+
+Any process that has the pool mapped can write there, so every sum is modulo 2**64, as the counters
+are themselves: figures may be nonsense then, the server goes on.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ __all__ = ["CounterPages"]
 _PAGE_BYTES = LAYOUT["COUNTERS_PAGE"]
 _TOTALS_OFFSET = 512
 """Page 0 is no session's. It begins with the file's prologue; the totals lie behind."""
+_MODULUS = 1 << 64
 
 
 class CounterPages:
@@ -38,7 +43,7 @@ class CounterPages:
         page = self._pages[session_id - 1]
         for index, value in enumerate(page.snapshot()):
             if value:
-                self._totals.add(index, value)
+                self._totals.add(index, value - (value >> 63 << 64))  # takes a signed number
         page.clear()
 
     def fold_all_but(self, living: Collection[int]) -> None:
@@ -52,5 +57,5 @@ class CounterPages:
         sums = self._totals.snapshot()
         for session_id in living:
             for index, value in enumerate(self._pages[session_id - 1].snapshot()):
-                sums[index] += value
+                sums[index] = (sums[index] + value) % _MODULUS
         return sums

@@ -259,6 +259,28 @@ def test_nonsense_in_recency_and_in_own_extents(cc: ContextCaching, local_pool: 
     assert Ems.check_health()
 
 
+def test_nonsense_in_the_counters(cc: ContextCaching, local_pool: LocalPool) -> None:
+    """They are figures, and nothing but figures: no call fails for them, neither does a server."""
+    chance = random.Random(3)
+    source = Buffers([pattern(key, NBYTES) for key in KEYS])
+    target = Buffers.empty([NBYTES] * 3)
+    path = os.path.join(local_pool.root, layout.COUNTERS)
+    for turn in range(6):
+        with open(path, "r+b") as file:
+            file.seek(64)  # what begins the file says whose it is
+            left = os.fstat(file.fileno()).st_size - 64
+            file.write(b"\xff" * left if turn % 2 else chance.randbytes(left))
+        assert cc.save(LONG, KEYS, source.value_list) == CcResult(3, 3)
+        assert cc.load(LONG, KEYS, target.value_list) == CcResult(3, 3)
+        assert [target.value(n) for n in range(3)] == [pattern(key, NBYTES) for key in KEYS]
+        assert all(isinstance(value, int) for value in Ems.stats().values())
+        assert status_of(local_pool).state == "serving"
+        Ems.close()  # its counts are folded into those of the pool
+        wait_until(lambda: not status_of(local_pool).session_ids)
+        Ems.init(local_pool.config)
+        cc = Ems.get_cc()  # type: ignore[assignment]
+
+
 def test_bytes_written_after_the_commit_are_a_miss(root: str, serve: Serve) -> None:
     """A broken client that goes on writing where it saved harms its own blocks only."""
     serve().wait_until_serving()
