@@ -109,15 +109,14 @@ def test_a_restart_in_order_loses_nothing(cc: ContextCaching, local_pool: LocalP
 
 
 def test_saves_in_flight_when_the_server_dies(cc: ContextCaching, local_pool: LocalPool) -> None:
-    sources = [Buffers(values_of("old")) for _ in range(20)]
+    sources = [Buffers(values_of("old")) for _ in range(40)]
     futures = [cc.async_save(LONG, KEYS, source.value_list) for source in sources]
     futures[0].result(10)
     local_pool.kill()
     started = time.monotonic()
-    for future in futures:
-        error = future.exception(10)
-        assert error is None or error.status_code() is EmsErrorCode.EMS_IO_ERROR
-    assert time.monotonic() - started < 5
+    errors = [error for future in futures if (error := future.exception(10)) is not None]
+    assert time.monotonic() - started < 1  # and not at their deadline
+    assert {error.status_code() for error in errors} == {EmsErrorCode.EMS_IO_ERROR}
     local_pool.start()
     wait_until(lambda: can_save(cc, "new"))
     assert loads(cc, "new")
