@@ -96,7 +96,7 @@ def _print(report: StressReport) -> None:
     for example in tally.explanations:
         click.echo(f"{'':<16} {example}")
     if report.growth:
-        table = Table("process", "private memory", "descriptors", "threads")
+        table = Table("process", "private memory", "descriptors", "threads", "tasks")
         for growth in report.growth:
             table.add_row(growth.name, *_grown(growth))
         Console().print(table)
@@ -104,11 +104,11 @@ def _print(report: StressReport) -> None:
         click.echo(f"{'growth':<16} {'GREW: ' + grown if grown else 'none: early and late agree'}")
 
 
-def _grown(growth: Growth) -> tuple[str, str, str]:
+def _grown(growth: Growth) -> tuple[str, ...]:
     """Early and late medians, side by side."""
     early, late = growth.private_bytes
+    counts = (growth.descriptors, growth.threads, growth.tasks)
     return (
         f"{format_size(int(early))} -> {format_size(int(late))}",
-        f"{growth.descriptors[0]:.0f} -> {growth.descriptors[1]:.0f}",
-        f"{growth.threads[0]:.0f} -> {growth.threads[1]:.0f}",
+        *(f"{before:.0f} -> {after:.0f}" for before, after in counts),
     )

@@ -36,6 +36,7 @@ class LocalPool:
         entries: slots of the index, None for the server's default.
         options: more command line options for `ems serve`.
         directory: where the private root is made; it must lie on a tmpfs.
+        program: what is run in place of `ems`, with the arguments for it; None: `ems`.
         start_timeout_s: how long the server may take to serve.
 
     Use it as a context manager, or call `start` and `stop`. Not thread safe.
@@ -57,6 +58,7 @@ class LocalPool:
         *,
         options: Sequence[str] = (),
         directory: str = "/dev/shm",
+        program: Sequence[str] | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
         self.capacity = parse_size(capacity, "capacity")
@@ -66,6 +68,7 @@ class LocalPool:
             self._options += ["--entries", str(entries)]
         self._options += options
         self._directory = directory
+        self._program = program or python_command("ems")
         self._start_timeout_s = start_timeout_s
         self._root: str | None = None
         self._log: IO[bytes] | None = None
@@ -197,7 +200,7 @@ class LocalPool:
     def _spawn(self) -> None:
         assert self._log is not None
         self.process = subprocess.Popen(
-            python_command("ems", "serve", "--root", self.root, *self._options),
+            [*self._program, "serve", "--root", self.root, *self._options],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

@@ -10,10 +10,8 @@ Run as a child by `run_stress`; see there.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import faulthandler
-import gc
 import hashlib
 import os
 import random
@@ -25,6 +23,7 @@ from collections.abc import Callable
 from ems import CcFuture, CcKvOption, Ems, EmsConfig, EmsErrorCode, EmsException, KvBufferWrapper
 from ems.common.exception import internal_error
 from ems.testing.jobs import answer_job
+from ems.testing.tasks import count_tasks, tell_tasks
 
 __all__ = ["StressJob", "StressTally", "expected_value", "main", "value_sizes"]
 
@@ -57,6 +56,7 @@ class StressJob:
         batch: the most keys in a call.
         writes: share of calls that save, 0.0 to 1.0.
         hurried: share of calls with a time-out of a few milliseconds, or cancelled.
+        tasks_file: where the number of its asyncio tasks is told; None: nowhere.
         chaos: servers come and go: an outage is no failure, but the first wrong byte ends the
             process at once, since it may be killed before it could report it.
     """
@@ -70,6 +70,7 @@ class StressJob:
     batch: int
     writes: float
     hurried: float
+    tasks_file: str | None = None
     chaos: bool = False
 
 
@@ -299,7 +300,9 @@ def _work(job: StressJob, parent_is_gone: Callable[[], bool]) -> StressTally:
     _init(job, parent_is_gone)
     try:
         time.sleep(_TASKS_START_S)
-        tasks = _count_tasks()
+        tasks = count_tasks()
+        if job.tasks_file is not None:
+            tell_tasks(job.tasks_file)
         stress = _Stress(job)
         stress.run(parent_is_gone)
         stress.tally.messages_in_loads = Ems.stats()["load_messages"]
@@ -312,14 +315,9 @@ def _work(job: StressJob, parent_is_gone: Callable[[], bool]) -> StressTally:
 def _tasks_left(before: int) -> int:
     """How many more asyncio tasks there are than before, all calls being done, after a while."""
     give_up = time.monotonic() + _TASKS_END_S
-    while (left := _count_tasks() - before) > 0 and time.monotonic() < give_up:
+    while (left := count_tasks() - before) > 0 and time.monotonic() < give_up:
         time.sleep(_TICK_S)
     return max(left, 0)
-
-
-def _count_tasks() -> int:
-    # Of whatever loop: only its own thread may ask a loop for its tasks.
-    return sum(type(one) is asyncio.Task and not one.done() for one in gc.get_objects())
 
 
 def main() -> None:

@@ -6,14 +6,17 @@ import contextlib
 import dataclasses
 import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ems.testing.child import python_command
 from ems.testing.figures import read_server
 from ems.testing.jobs import started
 from ems.testing.local_pool import LocalPool
 from ems.testing.stress import StressJob, StressTally
+from ems.testing.tasks import read_count
 
 __all__ = ["Growth", "StressPlan", "StressReport", "run_stress"]
 
@@ -23,6 +26,9 @@ _MEMORY_SLACK = 0.15
 _MEMORY_SLACK_BYTES = 8 << 20
 _DESCRIPTOR_SLACK = 8
 _THREAD_SLACK = 1
+_TASK_SLACK = 4
+
+_Sample = tuple[int, int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +46,7 @@ class StressPlan:
     capacity: int = 64 << 20
     entries: int = 1024
 
-    def jobs(self, pool: LocalPool) -> list[StressJob]:
+    def jobs(self, pool: LocalPool, tasks_files: Sequence[str]) -> list[StressJob]:
         """One job a process: writers save three times in four, readers once in twenty."""
         shares = [0.75] * self.writers + [0.05] * self.readers
         return [
@@ -54,6 +60,7 @@ class StressPlan:
                 batch=self.batch,
                 writes=share,
                 hurried=self.hurried,
+                tasks_file=tasks_files[number],
             )
             for number, share in enumerate(shares)
         ]
@@ -63,13 +70,15 @@ class StressPlan:
 class Growth:
     """Medians of the second and of the last quarter of a run, for one process.
 
-    Private memory in bytes (what it shares with others is the pool), open descriptors, threads.
+    Private memory in bytes (what it shares with others is the pool), open descriptors, threads,
+    asyncio tasks.
     """
 
     name: str
     private_bytes: tuple[float, float]
     descriptors: tuple[float, float]
     threads: tuple[float, float]
+    tasks: tuple[float, float]
 
     @property
     def grew(self) -> bool:
@@ -79,6 +88,7 @@ class Growth:
             late > early * (1 + _MEMORY_SLACK) + _MEMORY_SLACK_BYTES
             or self.descriptors[1] > self.descriptors[0] + _DESCRIPTOR_SLACK
             or self.threads[1] > self.threads[0] + _THREAD_SLACK
+            or self.tasks[1] > self.tasks[0] + _TASK_SLACK
         )
 
 
@@ -99,7 +109,7 @@ class StressReport:
 
     @property
     def grown(self) -> list[str]:
-        """The processes whose memory, descriptors or threads grew."""
+        """The processes whose memory, descriptors, threads or tasks grew."""
         return [growth.name for growth in self.growth if growth.grew]
 
     @property
@@ -128,20 +138,26 @@ def run_stress(
     Raises:
         EmsException: a worker saw an error that no full pool, time-out or cancel explains, or died.
     """
-    with LocalPool(plan.capacity, plan.entries) as pool, contextlib.ExitStack() as stack:
-        jobs = plan.jobs(pool)
+    with contextlib.ExitStack() as stack:
+        files = [
+            stack.enter_context(tempfile.NamedTemporaryFile(prefix="ems-tasks-")).name
+            for _ in range(1 + plan.writers + plan.readers)
+        ]
+        program = python_command("ems.testing.tasks", files[0])
+        pool = stack.enter_context(LocalPool(plan.capacity, plan.entries, program=program))
+        jobs = plan.jobs(pool, files[1:])
         children = [
             stack.enter_context(started("ems.testing.stress", job, StressTally)) for job in jobs
         ]
         assert pool.process is not None
-        watched = {"server": pool.process.pid}
-        watched.update({f"client {job.number}": c.process.pid for job, c in zip(jobs, children)})
-        samples: dict[str, list[tuple[int, int, int]]] = {name: [] for name in watched}
+        names = ["server", *(f"client {job.number}" for job in jobs)]
+        pids = [pool.process.pid, *(child.process.pid for child in children)]
+        samples: dict[str, list[_Sample]] = {name: [] for name in names}
         begin = time.monotonic()
         while any(child.running for child in children):
-            for name, pid in watched.items():
+            for name, pid, file in zip(names, pids, files):
                 with contextlib.suppress(OSError, ValueError):
-                    samples[name].append(_sample(pid))
+                    samples[name].append(_sample(pid, file))
             progress(time.monotonic() - begin)
             for child in children:
                 if not child.running:
@@ -162,23 +178,24 @@ def run_stress(
         )
 
 
-def _sample(pid: int) -> tuple[int, int, int]:
-    """(private bytes, descriptors, threads) of a process."""
+def _sample(pid: int, tasks_file: str) -> _Sample:
+    """(private bytes, descriptors, threads, tasks) of a process."""
     with open(f"/proc/{pid}/statm", encoding="ascii") as file:
         _, resident, shared = (int(word) for word in file.read().split()[:3])
     return (
         (resident - shared) * _PAGE_BYTES,
         len(os.listdir(f"/proc/{pid}/fd")),
         len(os.listdir(f"/proc/{pid}/task")),
+        read_count(tasks_file),
     )
 
 
-def _growth(name: str, rows: list[tuple[int, int, int]]) -> Growth:
+def _growth(name: str, rows: list[_Sample]) -> Growth:
     quarter = len(rows) // 4
     early, late = rows[quarter : 2 * quarter], rows[-quarter:]
     pairs = [
         (statistics.median(row[k] for row in early), statistics.median(row[k] for row in late))
-        for k in range(3)
+        for k in range(4)
     ]
     return Growth(name, *pairs)
 

@@ -28,6 +28,7 @@ def test_four_readers_against_two_writers_on_a_pool_that_always_evicts() -> None
     assert report.tally.loaded > 1000
     assert report.tally.timeouts == 0
     assert len(report.growth) == 7
+    assert all(growth.tasks[0] >= 1 for growth in report.growth)
     assert not report.grown, report.growth
 
 
@@ -92,8 +93,9 @@ def test_values_from_one_byte_to_64_mib() -> None:
 
 
 def test_growth_is_told_from_chance() -> None:
-    flat = Growth("flat", (100e6, 112e6), (20, 24), (5, 5))
+    flat = Growth("flat", (100e6, 112e6), (20, 24), (5, 5), (3, 6))
     assert not flat.grew
     assert dataclasses.replace(flat, private_bytes=(100e6, 130e6)).grew
     assert dataclasses.replace(flat, descriptors=(20, 40)).grew
     assert dataclasses.replace(flat, threads=(5, 9)).grew
+    assert dataclasses.replace(flat, tasks=(3, 9)).grew
