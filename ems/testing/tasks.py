@@ -9,7 +9,6 @@ nothing in a server has to know that somebody wants to.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import runpy
 import sys
@@ -23,9 +22,18 @@ _WIDTH = 12
 
 
 def count_tasks() -> int:
-    """Return how many tasks are not done, of whatever loop of this process."""
-    # Only its own thread may ask a loop for its tasks.
-    return sum(type(one) is asyncio.Task and not one.done() for one in gc.get_objects())
+    """Return how many tasks are not done, of whatever loop of this process, from any thread."""
+    while True:
+        try:
+            # What `asyncio.all_tasks` goes through: it wants to be told the loop, and nobody
+            # outside knows that. (To look through `gc.get_objects()` breaks tuples in the making.)
+            return sum(
+                not task.done()
+                for name in ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
+                for task in list(getattr(asyncio.tasks, name, ()))
+            )
+        except RuntimeError:  # changed meanwhile
+            pass
 
 
 def tell_tasks(path: str) -> None:
