@@ -55,7 +55,7 @@ NEIGHBOURS = {
 }
 
 ONLY_IN = {
-    "torch": ("ems.devices", "ems.integrations", "ems.testing"),
+    "torch": ("ems.devices", "ems.integrations", "ems.testing", "ems.bench.peers.lmcache_local"),
     "torch_npu": ("ems.devices", "ems.integrations", "ems.testing"),
 }
 NEVER_IN = {"ems.pool": {"asyncio", "anyio", "time", "socket", "os", "threading", "subprocess"}}

@@ -24,6 +24,7 @@ __all__ = [
     "finish",
     "run_with_progress",
     "size",
+    "told",
     "told_as_errors",
 ]
 
@@ -45,6 +46,11 @@ def size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int
 def fail(text: str) -> NoReturn:
     """End the command with a message."""
     raise _Failure(text)
+
+
+def told(text: str) -> None:
+    """Say on the standard error what is going on."""
+    click.echo(text, err=True)
 
 
 @contextlib.contextmanager

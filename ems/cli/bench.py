@@ -18,6 +18,7 @@ from ems.bench.machine import read_machine
 from ems.bench.scale import ScaleSettings, measure_scale
 from ems.bench.steps import StepsSettings
 from ems.bench.writers import WritersSettings
+from ems.cli.bench_peers import peers
 from ems.cli.bench_v1 import v1
 from ems.cli.bench_vllm import vllm
 from ems.common.size import format_size
@@ -55,6 +56,7 @@ def command() -> None:
     """
 
 
+command.add_command(peers)
 command.add_command(v1)
 command.add_command(vllm)
 
