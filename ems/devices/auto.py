@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from ems.common.exception import invalid_argument
 from ems.devices import acl, cuda
-from ems.devices.base import Copier, Device
+from ems.devices.base import AdmittedCopies, Copier, Device
 from ems.devices.cpu import CHUNK_BYTES, CpuDevice
 from ems.devices.streams import StreamDevice
 from ems_native._acl import first_unreadable
 
 if TYPE_CHECKING:
-    from ems_native._copy import CancelFlag, Spans
+    from ems_native._copy import Spans
 
 __all__ = ["AutoDevice", "make_device"]
 
 _log = logging.getLogger("ems.devices")
 
 
-class AutoDevice:
+class AutoDevice(AdmittedCopies):
     """Asks each runtime, then the CPU.
 
     A runtime that nobody initialised owns nothing, and is not initialised here: a process that uses
@@ -54,36 +54,6 @@ class AutoDevice:
                 "read: is data_ptr right, and what it belonged to still alive?"
             )
         return copier
-
-    def copy_in(
-        self,
-        spans: Spans,
-        first: int,
-        count: int,
-        base: int,
-        places: bytearray,
-        cancel: CancelFlag | None,
-        deadline_ns: int,
-        mask: bytes | None = None,
-    ) -> tuple[int, int]:
-        """See `Copier.copy_in`."""
-        copier = self.admit(spans)
-        return copier.copy_in(spans, first, count, base, places, cancel, deadline_ns, mask)
-
-    def copy_out(
-        self,
-        spans: Spans,
-        first: int,
-        count: int,
-        base: int,
-        places: bytearray,
-        cancel: CancelFlag | None,
-        deadline_ns: int,
-        verify: bool,
-    ) -> tuple[int, int]:
-        """See `Copier.copy_out`."""
-        copier = self.admit(spans)
-        return copier.copy_out(spans, first, count, base, places, cancel, deadline_ns, verify)
 
     def verify_too(self) -> None:
         """See `Device.verify_too`."""

@@ -8,13 +8,14 @@ imports it only when it is asked for. `tests/contract` holds the suite that each
 
 from __future__ import annotations
 
+import abc
 import enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ems_native._copy import CancelFlag, Spans
 
-__all__ = ["CopyEnd", "Copier", "Device", "DeviceError", "NoContextError"]
+__all__ = ["AdmittedCopies", "CopyEnd", "Copier", "Device", "DeviceError", "NoContextError"]
 
 
 class DeviceError(Exception):
@@ -87,6 +88,22 @@ class Copier(Protocol):
         With `verify` the checksum of what was copied is compared, and `CopyEnd.CHECKSUM` reported
         with the first key whose bytes differ from it.
         """
+
+
+class AdmittedCopies(abc.ABC):
+    """The copies of a back end that has to look first whose memory a batch is."""
+
+    @abc.abstractmethod
+    def admit(self, spans: Spans) -> Copier:
+        """See `Device.admit`."""
+
+    def copy_in(self, spans: Spans, *arguments: Any) -> tuple[int, int]:
+        """See `Copier.copy_in`."""
+        return self.admit(spans).copy_in(spans, *arguments)
+
+    def copy_out(self, spans: Spans, *arguments: Any) -> tuple[int, int]:
+        """See `Copier.copy_out`."""
+        return self.admit(spans).copy_out(spans, *arguments)
 
 
 class Device(Copier, Protocol):

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ems.common.exception import EmsException, internal_error, invalid_argument
-from ems.devices.base import CopyEnd, DeviceError
+from ems.devices.base import AdmittedCopies, CopyEnd, DeviceError
 from ems.devices.limits import Limits
-from ems.devices.parallel import ParallelCopy, default_threads
 from ems.devices.unit import Thread, Unit
 from ems_native import _copy
 
@@ -37,7 +36,7 @@ PLACE_WORDS, _OFFSET, _LENGTH, _CHECKSUM = 5, 2, 3, 4
 _ALIGNMENT = 64
 
 
-class StreamDevice:
+class StreamDevice(AdmittedCopies):
     """All devices of one runtime. Thread-safe; the memory of a batch says which one copies it.
 
     Args:
@@ -65,7 +64,6 @@ class StreamDevice:
         self.kinds = (kind,)
         self.slice_bytes = slice_bytes
         self.verifies = False
-        self.cpus = ParallelCopy(default_threads())
         self._current_stream = current_stream
         self._units: dict[int, Unit] = {}
         self._segments: dict[int, int] = {}
@@ -97,38 +95,6 @@ class StreamDevice:
         except DeviceError as error:
             raise internal_error(f"access to {self.kinds[0]} memory failed: {error}") from error
 
-    def copy_in(
-        self,
-        spans: Spans,
-        first: int,
-        count: int,
-        base: int,
-        places: bytearray,
-        cancel: CancelFlag | None,
-        deadline_ns: int,
-        mask: bytes | None = None,
-    ) -> tuple[int, int]:
-        """See `Copier.copy_in`."""
-        return self.admit(spans).copy_in(
-            spans, first, count, base, places, cancel, deadline_ns, mask
-        )
-
-    def copy_out(
-        self,
-        spans: Spans,
-        first: int,
-        count: int,
-        base: int,
-        places: bytearray,
-        cancel: CancelFlag | None,
-        deadline_ns: int,
-        verify: bool,
-    ) -> tuple[int, int]:
-        """See `Copier.copy_out`."""
-        return self.admit(spans).copy_out(
-            spans, first, count, base, places, cancel, deadline_ns, verify
-        )
-
     def verify_too(self) -> None:
         """See `Device.verify_too`: the checksum of what the device has read of the pool."""
         self.verifies = True
@@ -149,7 +115,6 @@ class StreamDevice:
             units, self._units = self._units, {}
         for unit in units.values():
             unit.close()
-        self.cpus.close()
 
     def forget(self) -> None:
         """See `Device.forget`; a lock may be held by a thread that the child does not have."""
@@ -244,15 +209,9 @@ class Batch:
                         if under_way is None:
                             lane.close()  # what is left is work for the CPU
                         staged = spans.staged(arrived.first, arrived.count, arrived.address, mask)
-                        end, reason = self._device.cpus.copy_in(
-                            staged,
-                            arrived.first,
-                            arrived.count,
-                            base,
-                            places,
-                            cancel,
-                            deadline_ns,
-                            mask,
+                        keys = arrived.first, arrived.count
+                        end, reason = _copy.copy_in(
+                            staged, *keys, base, places, cancel, deadline_ns, mask
                         )
                     finally:
                         unit.staging.give(arrived.buffer)

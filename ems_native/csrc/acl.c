@@ -2,10 +2,8 @@
 #include "acl_api.h"
 #include "device.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 /* Copies in one call; longer batches are cut. */
@@ -27,63 +25,31 @@ struct ems_runtime {
 
 const int ems_runtime_context_lazily = 1;
 
-struct symbol {
-    const char *name;
-    size_t offset;
+#define REQUIRED(name, parameters) {#name, offsetof(struct acl_calls, name), 0},
+#define OPTIONAL(name, parameters) {#name, offsetof(struct acl_calls, name), 1},
+static const struct ems_symbol symbols[] = {
+    EMS_ACL_REQUIRED(REQUIRED) EMS_ACL_OPTIONAL(OPTIONAL)
+    OPTIONAL(aclGetRecentErrMsg, (void))
 };
-
-#define SYMBOL(name, parameters) {#name, offsetof(struct acl_calls, name)},
-static const struct symbol required[] = {EMS_ACL_REQUIRED(SYMBOL)};
-static const struct symbol optional[] = {
-    EMS_ACL_OPTIONAL(SYMBOL){"aclGetRecentErrMsg", offsetof(struct acl_calls, aclGetRecentErrMsg)}};
-#define LENGTH(array) (sizeof(array) / sizeof *(array))
-
-static int bind(struct acl_calls *acl, void *library, const struct symbol *symbol)
-{
-    void *found = dlsym(library, symbol->name);
-
-    memcpy((char *)acl + symbol->offset, &found, sizeof found);
-    return found != NULL;
-}
 
 struct ems_runtime *ems_runtime_open(const char *path, char *error, size_t nerror)
 {
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    struct ems_runtime *runtime;
-    const char *missing = NULL;
+    struct ems_runtime *runtime = calloc(1, sizeof *runtime);
 
-    if (!library) {
-        snprintf(error, nerror, "%s", dlerror());
-        return NULL;
-    }
-    runtime = calloc(1, sizeof *runtime);
     if (!runtime) {
         snprintf(error, nerror, "no memory");
         return NULL;
     }
-    for (size_t i = 0; i < LENGTH(required); i++)
-        if (!bind(&runtime->acl, library, required + i) && !missing)
-            missing = required[i].name;
-    for (size_t i = 0; i < LENGTH(optional); i++)
-        bind(&runtime->acl, library, optional + i);
-    if (missing) {
-        snprintf(error, nerror, "%s has no %s: too old, or not the Ascend runtime", path, missing);
+    if (ems_symbols_bind(&runtime->acl, symbols, EMS_LENGTH(symbols), path, "the Ascend runtime", error, nerror)) {
         free(runtime);
         return NULL;
     }
-    return runtime; /* the library stays for good: threads of its own may run in it */
+    return runtime;
 }
 
 const char *ems_runtime_missing(const struct ems_runtime *runtime, size_t n)
 {
-    for (size_t i = 0; i < LENGTH(optional); i++) {
-        void *there;
-
-        memcpy(&there, (const char *)&runtime->acl + optional[i].offset, sizeof there);
-        if (!there && n-- == 0)
-            return optional[i].name;
-    }
-    return NULL;
+    return ems_symbols_missing(&runtime->acl, symbols, EMS_LENGTH(symbols), n);
 }
 
 void ems_runtime_text(struct ems_runtime *runtime, int code, char *text, size_t ntext)

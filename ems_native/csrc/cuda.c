@@ -2,11 +2,9 @@
 #include "cuda_api.h"
 #include "device.h"
 
-#include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #define MOST_DEVICES 64
@@ -28,50 +26,23 @@ struct ems_runtime {
 
 const int ems_runtime_context_lazily = 0;
 
-struct symbol {
-    const char *name;
-    size_t offset;
-};
-
-#define SYMBOL(field, symbol, parameters) {#symbol, offsetof(struct cuda_calls, field)},
-static const struct symbol required[] = {EMS_CUDA_REQUIRED(SYMBOL)};
-static const struct symbol optional[] = {EMS_CUDA_OPTIONAL(SYMBOL)};
-#define LENGTH(array) (sizeof(array) / sizeof *(array))
-
-static int bind(struct cuda_calls *cuda, void *library, const struct symbol *symbol)
-{
-    void *found = dlsym(library, symbol->name);
-
-    memcpy((char *)cuda + symbol->offset, &found, sizeof found);
-    return found != NULL;
-}
+#define REQUIRED(field, symbol, parameters) {#symbol, offsetof(struct cuda_calls, field), 0},
+#define OPTIONAL(field, symbol, parameters) {#symbol, offsetof(struct cuda_calls, field), 1},
+static const struct ems_symbol symbols[] = {EMS_CUDA_REQUIRED(REQUIRED) EMS_CUDA_OPTIONAL(OPTIONAL)};
 
 struct ems_runtime *ems_runtime_open(const char *path, char *error, size_t nerror)
 {
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    struct ems_runtime *runtime;
-    const char *missing = NULL;
+    struct ems_runtime *runtime = calloc(1, sizeof *runtime);
 
-    if (!library) {
-        snprintf(error, nerror, "%s", dlerror());
-        return NULL;
-    }
-    runtime = calloc(1, sizeof *runtime);
     if (!runtime) {
         snprintf(error, nerror, "no memory");
         return NULL;
     }
-    for (size_t i = 0; i < LENGTH(required); i++)
-        if (!bind(&runtime->cuda, library, required + i) && !missing)
-            missing = required[i].name;
-    for (size_t i = 0; i < LENGTH(optional); i++)
-        bind(&runtime->cuda, library, optional + i);
-    if (missing) {
-        snprintf(error, nerror, "%s has no %s: too old, or not the CUDA driver", path, missing);
+    if (ems_symbols_bind(&runtime->cuda, symbols, EMS_LENGTH(symbols), path, "the CUDA driver", error, nerror)) {
         free(runtime);
         return NULL;
     }
-    return runtime; /* the library stays for good: threads of its own may run in it */
+    return runtime;
 }
 
 const char *ems_runtime_missing(const struct ems_runtime *runtime, size_t n)

@@ -2,10 +2,47 @@
 #define _GNU_SOURCE
 #include "device.h"
 
+#include <dlfcn.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+int ems_symbols_bind(void *calls, const struct ems_symbol *symbols, size_t count, const char *path,
+                     const char *what, char *error, size_t nerror)
+{
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+
+    if (!library) {
+        snprintf(error, nerror, "%s", dlerror());
+        return -1;
+    }
+    for (size_t i = 0; i < count; i++) {
+        void *found = dlsym(library, symbols[i].name);
+
+        if (!found && !symbols[i].optional) {
+            snprintf(error, nerror, "%s has no %s: too old, or not %s", path, symbols[i].name, what);
+            return -1;
+        }
+        memcpy((char *)calls + symbols[i].offset, &found, sizeof found);
+    }
+    return 0;
+}
+
+const char *ems_symbols_missing(const void *calls, const struct ems_symbol *symbols, size_t count,
+                                size_t n)
+{
+    for (size_t i = 0; i < count; i++) {
+        void *there;
+
+        memcpy(&there, (const char *)calls + symbols[i].offset, sizeof there);
+        if (!there && n-- == 0)
+            return symbols[i].name;
+    }
+    return NULL;
+}
 
 static size_t count_pieces(const struct ems_spans *spans, size_t first, size_t count,
                            const unsigned char *mask)

@@ -70,6 +70,23 @@ int ems_runtime_submit(struct ems_runtime *runtime, int to_host, int device,
 
 /* ---- the same for all ---- */
 
+/* A call of a vendor's library, and where its address goes in a struct of function pointers. */
+struct ems_symbol {
+    const char *name;
+    size_t offset;
+    int optional;
+};
+
+#define EMS_LENGTH(array) (sizeof(array) / sizeof *(array))
+
+/* Opens the library at `path`, which should be `what`, and writes the addresses of its calls. 0, or -1 and a sentence:
+ * it cannot be loaded, or lacks a call that is not optional. What was opened stays for good: threads of its own may run in it. */
+int ems_symbols_bind(void *calls, const struct ems_symbol *symbols, size_t count, const char *path,
+                     const char *what, char *error, size_t nerror);
+/* Name of the n-th call that the library lacks, or NULL. */
+const char *ems_symbols_missing(const void *calls, const struct ems_symbol *symbols, size_t count,
+                                size_t n);
+
 /* Describes the pieces of keys first .. first + count and a run of host memory, in the order of keys; runs that
  * touch on both sides become one. With `places` a key lies at base + its offset, else the keys not masked
  * out follow each other from base on, each at a multiple of EMS_STAGING_ALIGNMENT. 0, or -1 without memory. */

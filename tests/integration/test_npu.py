@@ -28,7 +28,6 @@ from ems import (
     EmsErrorCode,
     KvBufferWrapper,
 )
-from ems.devices.parallel import ParallelCopy
 from ems.testing import LocalPool
 from ems.testing.emulated_npu import EmulatedNpu
 from ems_native._index import LAYOUT
@@ -66,21 +65,6 @@ def test_a_value_larger_than_a_slice_and_many_slices(
     sources = [blocks(1, len(one), 3, one) for one in data]
     assert npu_cc.save(OPTION, keys, [one.wrappers for one in sources]).success == len(data)
     targets = [blocks(1, len(one), 2) for one in data]
-    assert npu_cc.load(OPTION, keys, [one.wrappers for one in targets]).success == len(data)
-    assert [one.read() for one in targets] == data
-
-
-@pytest.mark.parametrize("threads", [1, 2, 4])
-def test_several_cpus_take_on_what_the_device_brought(
-    npu_cc: ContextCaching, blocks: Callable[..., Block], threads: int
-) -> None:
-    npu_cc._client._device.cpus = ParallelCopy(threads)  # type: ignore[attr-defined]
-    data = [pattern(f"v{n}", 700_001 + n) for n in range(9)]
-    keys = [str(n) for n in range(len(data))]
-    sources = [blocks(1, len(one), 3, one) for one in data]
-    assert npu_cc.save(OPTION, keys[3:4], [sources[3].wrappers]).success == 1
-    assert npu_cc.save(OPTION, keys, [one.wrappers for one in sources]).success == len(data)
-    targets = [blocks(1, len(one)) for one in data]
     assert npu_cc.load(OPTION, keys, [one.wrappers for one in targets]).success == len(data)
     assert [one.read() for one in targets] == data
 

@@ -83,8 +83,29 @@ static void check_readable(void)
     munmap(memory, 2 * page);
 }
 
+static void check_symbols(void)
+{
+    struct {
+        size_t (*length)(const char *);
+        void (*absent)(void);
+    } calls;
+    struct ems_symbol symbols[] = {{"strlen", 0, 0}, {"there_is_no_such_call", sizeof(void *), 1}};
+    char error[200] = "";
+
+    CHECK(ems_symbols_bind(&calls, symbols, 2, "libc.so.6", "a library", error, sizeof error) == 0);
+    CHECK(calls.length("four") == 4 && !calls.absent);
+    CHECK(strcmp(ems_symbols_missing(&calls, symbols, 2, 0), "there_is_no_such_call") == 0);
+    CHECK(!ems_symbols_missing(&calls, symbols, 2, 1));
+    symbols[1].optional = 0;
+    CHECK(ems_symbols_bind(&calls, symbols, 2, "libc.so.6", "a library", error, sizeof error) == -1);
+    CHECK(strcmp(error, "libc.so.6 has no there_is_no_such_call: too old, or not a library") == 0);
+    CHECK(ems_symbols_bind(&calls, symbols, 2, "/nowhere.so", "a library", error, sizeof error) == -1);
+    CHECK(strstr(error, "/nowhere.so"));
+}
+
 int main(void)
 {
+    check_symbols();
     check_copies();
     check_atlas();
     check_readable();
