@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ems.cc.context_caching import ContextCaching
 from ems.common.boundary import public
 from ems.common.config import ClientSettings, EmsConfig, check_config, default_root
+from ems.common.environment import warn_of_misspelt
 from ems.common.exception import EmsException, invalid_argument
 from ems.common.metrics import as_dict
 from ems.home import HomeLoop, forked_error
@@ -69,6 +70,7 @@ class Ems:
                 credentials, or another configuration than that of the running client.
         """
         settings = check_config(config)
+        warn_of_misspelt(os.environ)
         process = _process
         process.tried_root = settings.root
         with process.lock:

@@ -9,6 +9,7 @@ import sys
 import click
 
 import ems
+from ems.common.environment import misspelt
 
 __all__ = ["command", "main"]
 
@@ -66,6 +67,10 @@ def command() -> None:
 
 def main() -> None:
     """Run the command line; never returns."""
+    for name, near in misspelt(os.environ):
+        click.echo(
+            f"ems: the environment variable {name} means nothing: did you mean {near}?", err=True
+        )
     try:
         command.main(prog_name="ems")
     except BrokenPipeError:  # `ems status | head`: nobody reads any more

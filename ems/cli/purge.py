@@ -43,6 +43,16 @@ def command(root: str, yes: bool, force: bool) -> None:
         _purge(root, yes, force)
 
 
+def _confirm(question: str) -> None:
+    try:
+        answer = click.confirm(question)
+    except click.Abort:  # Ctrl-C, or nobody there who could answer
+        click.echo()
+        raise click.ClickException("nothing was removed; --yes does not ask") from None
+    if not answer:
+        raise click.ClickException("nothing was removed")
+
+
 def _purge(root: str, yes: bool, force: bool) -> None:
     nbytes = sum(files.own_bytes(root).values())
     if not any(os.path.lexists(os.path.join(root, name)) for name in layout.POOL_FILES):
@@ -57,7 +67,7 @@ def _purge(root: str, yes: bool, force: bool) -> None:
         )
     if not yes:
         size = format_size(nbytes)
-        click.confirm(f"Remove the pool in {root} ({size}) and all its blocks?", abort=True)
+        _confirm(f"Remove the pool in {root} ({size}) and all its blocks?")
     try:
         if layout.read_prologue(os.path.join(root, layout.INDEX)) is not None:
             files.set_pool_state(root, layout.PoolState.RETIRED)  # who maps it stops using it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import math
@@ -219,12 +220,20 @@ def _age(header: dict[str, int | str] | None) -> str:
 
 
 def _header(root: str, head: layout.Prologue) -> dict[str, int | str]:
+    from ems.pool.audit import usage
+    from ems.pool.geometry import geometry
     from ems_native import _index
 
     try:
         with Segment.open(os.path.join(root, layout.INDEX), writable=False) as index:
-            return dict(_index.Reader(index.address, index.nbytes, 0).header())
-    except (OSError, ValueError):  # of another version: only its head can be read
+            header = dict(_index.Reader(index.address, index.nbytes, 0).header())
+            sizes = geometry(header["capacity"], header["slots"])
+            if sizes.index_bytes != index.nbytes:
+                raise ValueError("the header contradicts the file")
+            raw = (ctypes.c_char * index.nbytes).from_address(index.address)
+            header["entries"], header["used"] = usage(memoryview(raw), sizes)
+            return header
+    except (OSError, ValueError):  # of another version, or spoiled: only its head can be read
         return {"pool_id": head.pool_id, "layout": head.layout_version}
 
 
@@ -232,7 +241,7 @@ def _print_offline(root: str, error: str, as_json: bool) -> None:
     found = _look(root)
     known = found.header or {}
     if as_json:
-        names = ("epoch", "pool_id", "capacity", "slots", "evictions")
+        names = ("epoch", "pool_id", "capacity", "used", "entries", "slots", "evictions")
         facts = {name: known[name] for name in names if name in known}
         fixed = {"root": root, "state": found.state, "server": None, "message": error}
         click.echo(json.dumps({**fixed, **facts}))
@@ -241,7 +250,8 @@ def _print_offline(root: str, error: str, as_json: bool) -> None:
     if "capacity" in known:
         capacity = format_size(int(known["capacity"]))
         click.echo(
-            f"  capacity {capacity}, epoch {known['epoch']}, {known['slots']} slots, "
-            f"{known['evictions']} evictions",
+            f"  capacity {capacity}, {format_size(int(known['used']))} used by {known['entries']} "
+            f"blocks of at most {known['slots']}, epoch {known['epoch']}, {known['evictions']} "
+            "evictions",
             err=True,
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from ems.pool.geometry import Geometry
 from ems_native._index import LAYOUT
 
-__all__ = ["Audit", "Finding", "FindingKind", "audit"]
+__all__ = ["Audit", "Finding", "FindingKind", "audit", "usage"]
 
 _UNIT = LAYOUT["UNIT"]
 _DATA_START = LAYOUT["DATA_START"]
@@ -132,6 +132,22 @@ def audit(
         sessions=len(sessions),
         findings=tuple(findings),
     )
+
+
+def usage(index: memoryview, sizes: Geometry) -> tuple[int, int]:
+    """Return how many blocks an index holds and the bytes they take, believing what it says."""
+    words = index.cast("B").cast("Q")
+    nbuckets = sizes.slots // _SLOTS
+    start = LAYOUT["BUCKETS_OFFSET"] // 8
+    end = start + nbuckets * _BUCKET_WORDS
+    entries = used = 0
+    for i in range(_SLOTS):
+        tags = words[start + i : end : _BUCKET_WORDS].tolist()
+        lengths = words[start + _SLOTS + 8 * i + 4 : end : _BUCKET_WORDS].tolist()
+        taken = [_whole(length) for tag, length in zip(tags, lengths) if tag]
+        entries += len(taken)
+        used += sum(taken)
+    return entries, used
 
 
 def _entries(

@@ -232,9 +232,11 @@ def load_config(
         if value is None:
             # An empty variable is how many launchers spell an unset one.
             source, value = setting.variable, environ.get(setting.variable) or None
-        if value is None and setting.name in in_file:
-            source, value = f"{setting.name} in {file}", in_file[setting.name]
-        if value is not None:
+        told = [(source, value)] if value is not None else []
+        if setting.name in in_file:
+            # Looked at even if something wins over it: else it is found out when that goes.
+            told.insert(0, (f"{setting.name} in {file}", in_file[setting.name]))
+        for source, value in told:
             try:
                 values[setting.field] = setting.parse(source, value)
             except EmsException as error:

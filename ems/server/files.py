@@ -80,7 +80,7 @@ def check_place(config: ServerConfig) -> None:
         )
     if not system.in_memory:
         raise RefusedToStart(
-            f"--root {root} lies on a disk file system: a pool is memory; choose a directory on a "
+            f"--root {root} does not lie on a tmpfs: a pool is memory; choose a directory on a "
             "tmpfs, /dev/shm/ems say"
         )
     if os.path.lexists(root) and not os.path.isdir(root):
@@ -129,7 +129,7 @@ def _check_data_dir(data_dir: str) -> None:
         raise RefusedToStart(f"--data-dir {data_dir} cannot be used: {why}") from None
     if not in_memory:
         raise RefusedToStart(
-            f"--data-dir {data_dir} lies on a disk file system: give a directory on a hugetlbfs or "
+            f"--data-dir {data_dir} does not lie in memory: give a directory on a hugetlbfs or "
             "a tmpfs"
         )
     if not os.access(data_dir, os.W_OK | os.X_OK):

@@ -42,9 +42,11 @@ def test_a_disk(tmp_path: Path) -> None:
     # Where the temporary directory lies in memory itself, /proc is no better place than a disk.
     place = Path("/proc") if files.file_system(str(tmp_path)).in_memory else tmp_path
     text = refusal("--root", str(place / "a" / "b"), "--capacity", "16MiB")
-    assert "disk file system" in text
+    assert "does not lie on a tmpfs" in text
     assert not (place / "a").exists()
-    assert "disk file system" in refusal("--data-dir", str(place), "--root", "/dev/shm/ems-none")
+    assert "does not lie in memory" in refusal(
+        "--data-dir", str(place), "--root", "/dev/shm/ems-none"
+    )
 
 
 # Root may write anywhere; without this capability it is as bound by permissions as anybody.

@@ -94,14 +94,23 @@ def test_waiting_in_vain(root: str) -> None:
     assert time.monotonic() - started < 10
 
 
-def test_a_pool_without_a_server(root: str, serve: Serve) -> None:
-    serve().wait_until_serving().end()
+def test_a_pool_without_a_server(root: str, serve: Serve, client: Connect) -> None:
+    server = serve().wait_until_serving()
+    client().save("a", "b")
+    server.end()
     result = run_ems("status", "--root", root)
     assert result.returncode == 1
     assert "there is a pool" in result.stderr
-    assert "16 MiB" in result.stderr
+    assert "16 MiB, 8 KiB used by 2 blocks of at most 1024" in result.stderr
     found = status_json(root)
     assert (found["state"], found["server"], found["capacity"]) == ("stopped", None, 16 << 20)
+    assert (found["entries"], found["used"]) == (2, 2 * 4096)
+    # Where only the head of the index can be believed, no figure is told.
+    with open(os.path.join(root, layout.INDEX), "r+b") as index:
+        index.seek(LAYOUT["HEADER_OFFSET"] + 24)
+        index.write(bytes([255] * 8))  # the capacity
+    found = status_json(root)
+    assert (found["state"], "used" in found) == ("stopped", False)
 
 
 def test_a_frozen_server(root: str, serve: Serve) -> None:
@@ -120,7 +129,9 @@ def test_a_frozen_server(root: str, serve: Serve) -> None:
 def test_purge_gives_the_memory_back(root: str, serve: Serve) -> None:
     serve().wait_until_serving().end()
     declined = run_ems("purge", "--root", root, stdin="n\n")
-    assert declined.returncode == 1
+    assert (declined.returncode, declined.stderr) == (1, "Error: nothing was removed\n")
+    unasked = run_ems("purge", "--root", root)
+    assert (unasked.returncode, "--yes does not ask" in unasked.stderr) == (1, True)
     assert os.path.exists(os.path.join(root, layout.INDEX))
     result = run_ems("purge", "--root", root, stdin="y\n")
     assert result.returncode == 0
@@ -177,3 +188,11 @@ def test_a_reader_that_leaves_early(root: str) -> None:
         check=False,
     )
     assert b"Traceback" not in result.stderr
+
+
+def test_a_misspelt_variable_is_told() -> None:
+    done = run_ems("--version", env={"EMS_CAPCITY": "1GiB"})
+    assert done.returncode == 0
+    assert done.stderr == (
+        "ems: the environment variable EMS_CAPCITY means nothing: did you mean EMS_CAPACITY?\n"
+    )

@@ -43,6 +43,15 @@ def test_the_file_can_come_from_the_environment(tmp_path: Path) -> None:
     assert load(environ={"EMS_CONFIG": str(file)}).capacity == 1 << 20
 
 
+def test_a_bad_value_in_the_file_is_told_though_something_wins_over_it(tmp_path: Path) -> None:
+    file = tmp_path / "ems.toml"
+    file.write_text('capacity = "a lot"\n')
+    with pytest.raises(ConfigError, match=r"capacity in .*ems\.toml"):
+        load({"capacity": "1GiB"}, {}, file)
+    with pytest.raises(ConfigError, match=r"capacity in .*ems\.toml"):
+        load({}, {"EMS_CAPACITY": "1GiB"}, file)
+
+
 def test_an_empty_variable_is_none() -> None:
     assert load(environ={"EMS_CAPACITY": ""}).capacity is None
 
