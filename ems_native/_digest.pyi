@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 DIGEST_BYTES: int
 
@@ -13,3 +13,8 @@ class BlockNames:
         whole: int = 0,
         texts: bool = False,
     ) -> bytes: ...
+    def of_keys(
+        self, key_list: Sequence[object], most: int, encode: Callable[[int, object], bytes]
+    ) -> bytes: ...
+
+def has_duplicates(digests: bytes) -> bool: ...

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=True
-"""Digests of block hashes: keyed BLAKE2b over a name, a whole number and perhaps a count.
+"""Digests of keys and of block hashes: keyed BLAKE2b over a name and what is named.
 
 The same bytes as ``hashlib.blake2b`` gives; native, because a call asks for a thousand of them.
 """
@@ -9,12 +9,17 @@ from __future__ import annotations
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memcpy
 
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
     bint PyLong_CheckExact(object value)
+    bint PyUnicode_CheckExact(object value)
+    Py_ssize_t PyUnicode_GET_LENGTH(object value)
+    const char *PyUnicode_AsUTF8AndSize(object value, Py_ssize_t *nbytes) except NULL
 
 
 cdef extern from "blake2b.h" nogil:
@@ -56,6 +61,45 @@ cdef class BlockNames:
     """
 
     cdef ems_blake2b _state
+
+    def of_keys(self, key_list, Py_ssize_t most, encode):
+        """Return the digests of keys, one after the other.
+
+        A str of 1 to ``most`` characters goes in as two bytes of length (little endian), its UTF-8
+        and two zero bytes; of anything else, what ``encode(index, key)`` returns.
+        """
+        cdef Py_ssize_t n, k, nbytes
+        cdef const char *text
+        cdef bytes out, other
+        cdef uint8_t *target
+        cdef uint8_t length[2]
+        cdef uint8_t nothing[2]
+        cdef ems_blake2b state
+        # A private tuple: `encode` may run the caller's code, which cannot change it.
+        cdef tuple keys = tuple(key_list)
+        n = len(keys)
+        out = PyBytes_FromStringAndSize(NULL, 16 * n)
+        target = <uint8_t *>PyBytes_AS_STRING(out)
+        ems_put_little(nothing, 0, 2)
+        for k in range(n):
+            key = keys[k]
+            state = self._state
+            text = NULL
+            if PyUnicode_CheckExact(key) and 0 < PyUnicode_GET_LENGTH(key) <= most:
+                try:
+                    text = PyUnicode_AsUTF8AndSize(key, &nbytes)
+                except UnicodeEncodeError:  # a lone surrogate
+                    text = NULL
+            if text is not NULL:
+                ems_put_little(length, nbytes, 2)
+                ems_blake2b_update(&state, length, 2)
+                ems_blake2b_update(&state, text, nbytes)
+                ems_blake2b_update(&state, nothing, 2)
+            else:
+                other = encode(k, key)
+                ems_blake2b_update(&state, PyBytes_AS_STRING(other), PyBytes_GET_SIZE(other))
+            ems_blake2b_finish(&state, target + 16 * k, DIGEST_BYTES)
+        return out
 
     def __init__(self, bytes key not None, bytes space not None):
         if not 1 <= len(key) <= 64:
@@ -115,6 +159,35 @@ cdef class BlockNames:
                 ems_blake2b_update(&state, encoded, 8)
             ems_blake2b_finish(&state, target + 16 * k, DIGEST_BYTES)
         return out
+
+
+def has_duplicates(bytes digests not None):
+    """Whether two of these digests of 16 bytes are equal."""
+    cdef const char *all_of_them = PyBytes_AS_STRING(digests)
+    cdef Py_ssize_t n = PyBytes_GET_SIZE(digests) // 16, k, size = 16
+    cdef uint32_t *table
+    cdef uint64_t at
+    cdef bint found = False
+    if n < 2:
+        return False
+    while size < 2 * n:
+        size *= 2
+    table = <uint32_t *>calloc(size, sizeof(uint32_t))  # 0: free, else the index plus 1
+    if table is NULL:
+        raise MemoryError(f"no memory to compare {n} digests")
+    for k in range(n):
+        memcpy(&at, all_of_them + 16 * k, 8)
+        at &= size - 1
+        while table[at] != 0:
+            if memcmp(all_of_them + 16 * (table[at] - 1), all_of_them + 16 * k, 16) == 0:
+                found = True
+                break
+            at = (at + 1) & (size - 1)
+        if found:
+            break
+        table[at] = k + 1
+    free(table)
+    return found
 
 
 cdef object _number(object value):

@@ -21,6 +21,8 @@ __all__ = ["Mapping", "PoolChanged"]
 
 # Page tables cost 2 MiB per GiB of small pages, and touching them takes a quarter of a second.
 SMALL_PAGE_WINDOW_BYTES = 256 << 20
+QUICK_BYTES = 2 << 30
+"""Of huge pages, entered in a millisecond or two: worth waiting for before the first copy."""
 _HUGE = (LAYOUT["PAGE_HUGE"], LAYOUT["PAGE_HUGETLB"])
 
 
@@ -76,16 +78,19 @@ class Mapping:
     def __del__(self) -> None:
         self.close()
 
-    def populate(self) -> None:
+    def populate(self, *, quick: bool = False) -> None:
         """Enter what is ready into the page tables, so that the first copies need not; may block.
 
-        All of it if its pages are huge (a quick thing), else a window.
+        All of it if its pages are huge, else a window; `quick`: only what takes a moment.
         """
         header = self.reader.header()
         ready = LAYOUT["DATA_START"] + header["ready_bytes"]
         if header["page_kind"] not in _HUGE:
-            ready = min(ready, SMALL_PAGE_WINDOW_BYTES)
-        _shm.populate(self.data, min(ready, self._data.nbytes), True)
+            ready = 0 if quick else min(ready, SMALL_PAGE_WINDOW_BYTES)
+        elif quick:
+            ready = min(ready, QUICK_BYTES)
+        if ready:
+            _shm.populate(self.data, min(ready, self._data.nbytes), True)
 
 
 def _opened(root: str, name: str, *, writable: bool) -> contextlib.closing[Segment]:

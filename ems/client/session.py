@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import functools
 import logging
 import os
 import random
@@ -352,6 +353,9 @@ class Session:
             broken=self.nudge,
             keep=mapping,
         )
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._helper, write_channel.connect, deadline)
+        await loop.run_in_executor(self._helper, functools.partial(mapping.populate, quick=True))
         self._arrived(reply.epoch)
         self._helper.submit(mapping.populate)
 

@@ -54,6 +54,11 @@ class WriteChannel:
         """A number that no other request of this channel has."""
         return next(self._requests)
 
+    def connect(self, deadline: Deadline) -> None:
+        """Open a connection ahead for the first save; that it fails is the business of that one."""
+        with contextlib.suppress(DeadlineExpired, OSError):
+            self._give_back(*self._take(deadline))
+
     def reserve(
         self,
         request: int,

@@ -16,7 +16,7 @@ from typing import Union
 from ems.common.argument import shown, wrong_type
 from ems.common.boundary import public_class
 from ems.common.exception import EmsException, invalid_argument
-from ems_native._digest import BlockNames
+from ems_native._digest import BlockNames, has_duplicates
 
 __all__ = [
     "DIGEST_BYTES",
@@ -33,9 +33,6 @@ __all__ = [
 DIGEST_BYTES = 16
 MAX_KEY_CHARACTERS = 127
 _CLUSTER_KEY = b"ems block identity 1"
-_MAX_ENCODED = 4 * MAX_KEY_CHARACTERS
-_PREFIX = tuple(n.to_bytes(2, "little") for n in range(_MAX_ENCODED + 1))
-_NO_ATTRIBUTE = _PREFIX[0]
 
 
 @public_class
@@ -82,12 +79,10 @@ def _space_name(*parts: bytes) -> bytes:
 class KeySpace:
     """The digests of one namespace: same tenant, same model, same meaning of a key."""
 
-    __slots__ = ("_state",)
+    __slots__ = ("_names",)
 
     def __init__(self, *parts: bytes) -> None:
-        self._state = hashlib.blake2b(
-            _space_name(*parts), digest_size=DIGEST_BYTES, key=_CLUSTER_KEY
-        )
+        self._names = BlockNames(_CLUSTER_KEY, _space_name(*parts))
 
     @classmethod
     def v0(cls, tenant: str | None, model_id: str) -> KeySpace:
@@ -105,22 +100,11 @@ class KeySpace:
             raise wrong_type("key_list", key_list, "a list of keys")
         if not key_list:
             raise invalid_argument("key_list is empty; give at least one key")
-        copy = self._state.copy
-        prefix = _PREFIX
-        out: list[bytes] = []
-        add = out.append
-        for index, key in enumerate(key_list):
-            if type(key) is str and 0 < len(key) <= MAX_KEY_CHARACTERS:
-                raw = key.encode("utf-8", "surrogatepass")
-                encoded = prefix[len(raw)] + raw + _NO_ATTRIBUTE
-            else:
-                encoded = _encode(index, key)
-            state = copy()
-            state.update(encoded)
-            add(state.digest())
-        if len(set(out)) != len(out):
-            raise _duplicate(key_list, out)
-        return b"".join(out)
+        keys = tuple(key_list)
+        digests = self._names.of_keys(keys, MAX_KEY_CHARACTERS, _encode)
+        if has_duplicates(digests):
+            raise _duplicate(keys, digests)
+        return digests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,7 +253,9 @@ def _encode(index: int, key: object) -> bytes:
         second = b""
     else:
         raise wrong_type(f"key_list[{index}]", key, "a str or a PrimaryKey")
-    return _PREFIX[len(first)] + first + _PREFIX[len(second)] + second
+    return b"".join(
+        [len(first).to_bytes(2, "little"), first, len(second).to_bytes(2, "little"), second]
+    )
 
 
 def _part(name: str, part: object, low: int) -> bytes:
@@ -285,9 +271,10 @@ def _part(name: str, part: object, low: int) -> bytes:
     return str.encode(part, "utf-8", "surrogatepass")
 
 
-def _duplicate(key_list: Sequence[object], digests: Sequence[bytes]) -> EmsException:
+def _duplicate(key_list: Sequence[object], digests: bytes) -> EmsException:
     first: dict[bytes, int] = {}
-    for index, digest in enumerate(digests):
+    for index in range(len(key_list)):
+        digest = digests[DIGEST_BYTES * index : DIGEST_BYTES * (index + 1)]
         earlier = first.setdefault(digest, index)
         if earlier != index:
             return invalid_argument(

@@ -12,7 +12,7 @@ import ems_native
 __all__ = ["child_environment", "python_command"]
 
 # The only variables of ours that a child keeps: the rest would configure a server that is private.
-_KEPT = frozenset({"EMS_COPY_IMPL"})
+_KEPT = frozenset({"EMS_COPY_IMPL", "EMS_COPY_THREADS"})
 
 
 def python_command(module: str, *arguments: str) -> list[str]:

@@ -124,7 +124,7 @@ int main(int argc, char **argv)
 {
     int forks = argc > 2 ? atoi(argv[2]) : 1;
 
-    rounds = argc > 1 ? atoi(argv[1]) : 20;
+    rounds = argc > 1 ? atoi(argv[1]) : 20; /* the first ones of a size are not shared */
     CHECK(ems_copy_setup(NULL));
     for (unsigned threads = 1; threads < 5; threads += 2) {
         ems_copy_set_threads(threads);

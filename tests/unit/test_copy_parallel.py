@@ -19,7 +19,7 @@ KEY = 300_001
 KEYS = 24  # 7 MB: large enough to be shared
 
 
-@pytest.fixture(params=[1, 2, 4], autouse=True)
+@pytest.fixture(params=[2, 4], autouse=True)
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     _copy.set_threads(request.param)
     yield request.param
@@ -63,18 +63,22 @@ def round_trip(seed: int) -> None:
 
 
 def test_every_byte_arrives() -> None:
-    round_trip(1)
+    for _ in range(8):  # alone at first, then in turns with helpers
+        round_trip(1)
 
 
 def test_the_lowest_bad_key_is_named() -> None:
     batch = Batch(2)
-    batch.save()
+    for _ in range(8):
+        assert batch.save() == (KEYS, DONE)
+        assert batch.load() == (KEYS, DONE)
     stored = bytearray(batch.pool.bytes)
     extent = len(stored) // KEYS
     for key in (19, 7, 12):
         stored[key * extent + 1000] ^= 1
     batch.pool.bytes = bytes(stored)
-    assert batch.load() == (7, DIFFERS)
+    for _ in range(8):
+        assert batch.load() == (7, DIFFERS)
 
 
 def test_limits_hold() -> None:
@@ -120,7 +124,8 @@ def test_there_are_never_more_threads_than_were_asked_for(threads: int) -> None:
     def alive() -> int:
         return len(list(Path("/proc/self/task").iterdir()))
 
-    round_trip(1)
+    for _ in range(8):
+        round_trip(1)
     before = alive()
     for _ in range(3):
         round_trip(1)

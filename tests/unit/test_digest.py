@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ems_native._digest import BlockNames
+from ems_native._digest import BlockNames, has_duplicates
 
 KEY = b"a key"
 SPACE = bytes(range(32))
@@ -96,3 +96,35 @@ def test_bytes_are_hashes_only_where_they_are_asked_for() -> None:
     with pytest.raises(TypeError) as caught:
         BlockNames(KEY, SPACE).digests([1, b"text"])
     assert caught.value.args == (1,)
+
+
+@given(st.lists(st.text(min_size=0, max_size=130), max_size=20))
+def test_keys_are_what_hashlib_says(keys: list[str]) -> None:
+    asked: list[int] = []
+
+    def encode(index: int, key: object) -> bytes:
+        asked.append(index)
+        assert key == keys[index]
+        return b"other" + bytes([index])
+
+    def is_short(key: str) -> bool:
+        return 1 <= len(key) <= 127
+
+    out = BlockNames(KEY, SPACE).of_keys(keys, 127, encode)
+    for index, key in enumerate(keys):
+        raw = key.encode()
+        text = len(raw).to_bytes(2, "little") + raw + b"\0\0" if is_short(key) else None
+        encoded = SPACE + (text or b"other" + bytes([index]))
+        wanted = hashlib.blake2b(encoded, digest_size=16, key=KEY).digest()
+        assert out[16 * index : 16 * index + 16] == wanted
+    assert asked == [index for index, key in enumerate(keys) if not is_short(key)]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=1), max_size=40))
+def test_duplicates_are_found(parts: list[bytes]) -> None:
+    digests = [part * 15 + b"x" for part in parts]
+    assert has_duplicates(b"".join(digests)) == (len(set(digests)) < len(digests))
+
+
+def test_digests_that_begin_alike_are_no_duplicates() -> None:
+    assert not has_duplicates(b"".join(bytes(8) + n.to_bytes(8, "little") for n in range(100)))
