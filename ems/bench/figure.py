@@ -14,6 +14,7 @@ __all__ = [
     "median_us",
     "percentile",
     "print_figures",
+    "short",
     "take_turns",
     "take_turns_awaiting",
 ]
@@ -49,6 +50,15 @@ class Figure:
     def reached(self) -> bool:
         """Whether the limit was kept."""
         return self.judged >= self.limit if self.rising else self.judged <= self.limit
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """What was measured, what stands beside it, and what is judged, for people."""
+        return (
+            f"{short(self.measured)} {self.unit}",
+            f"{self.roof_name} {short(self.roof)}" if self.roof_name else "",
+            f"{short(self.judged)} {self.judged_as}",
+        )
 
     def as_dict(self) -> dict[str, object]:
         """The figure as plain data."""
@@ -144,10 +154,8 @@ def print_figures(figures: Sequence[Figure], echo: Callable[[str], object]) -> N
         rows.append(
             (
                 one.name,
-                f"{_short(one.measured)} {one.unit}",
-                f"{one.roof_name} {_short(one.roof)}" if one.roof_name else "",
-                f"{_short(one.judged)} {one.judged_as}",
-                f"{'>=' if one.rising else '<='} {_short(one.limit)}",
+                *one.texts,
+                f"{'>=' if one.rising else '<='} {short(one.limit)}",
                 "reached" if one.reached else "NOT reached",
             )
         )
@@ -160,5 +168,6 @@ def print_figures(figures: Sequence[Figure], echo: Callable[[str], object]) -> N
         echo("  ".join(cells).rstrip())
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """A number in as many digits as say something."""
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"

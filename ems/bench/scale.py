@@ -9,6 +9,8 @@ from ems.bench.figure import Figure
 from ems.bench.footprint import measure_client, measure_slot
 from ems.bench.lookup import LookupSettings, measure_lookup
 from ems.bench.machine import Machine, read_machine
+from ems.bench.planning import PlanningSettings, measure_planning
+from ems.bench.readers import ReadersSettings, measure_readers
 from ems.bench.steps import StepsSettings, measure_steps
 from ems.bench.writers import WritersSettings, measure_writers
 
@@ -22,6 +24,8 @@ class ScaleSettings:
     lookup: LookupSettings = dataclasses.field(default_factory=LookupSettings)
     writers: WritersSettings = dataclasses.field(default_factory=WritersSettings)
     steps: StepsSettings = dataclasses.field(default_factory=StepsSettings)
+    readers: ReadersSettings = dataclasses.field(default_factory=ReadersSettings)
+    planning: PlanningSettings = dataclasses.field(default_factory=PlanningSettings)
     client_calls: int = 5000
 
 
@@ -51,6 +55,10 @@ def measure_scale(
     figures: list[Figure] = []
     progress(f"entries: {settings.lookup.few:,} and {settings.lookup.many:,}")
     figures += measure_lookup(settings.lookup)
+    progress("planning")
+    figures += measure_planning(settings.planning)
+    progress("readers")
+    figures += measure_readers(settings.readers)
     progress("writers")
     figures.append(measure_writers(settings.writers))
     progress("steps of the server")

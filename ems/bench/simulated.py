@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ems.bench.command import fail
+from ems.bench.plots import plot_lines
 from ems.bench.simulation import Outcome, distinct_blocks, simulate_all
 from ems.bench.workload import Workload
 
@@ -73,28 +73,18 @@ def _table(outcomes: Sequence[Outcome], workload: Workload, distinct: int, colum
 
 def plot(outcomes: Sequence[Outcome], name: str, path: str) -> None:
     """Draw hit ratio over capacity, a line for each policy."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        fail("a plot needs matplotlib: pip install 'ems[bench]'")
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for policy in dict.fromkeys(outcome.policy for outcome in outcomes):
-        line = [outcome for outcome in outcomes if outcome.policy == policy]
-        axes.plot(
-            [100 * outcome.share for outcome in line],
-            [outcome.token_ratio for outcome in line],
-            marker="o",
-            linewidth=3 if policy == "pool" else 1,
-            label=policy,
-        )
-    axes.set_xscale("log")
-    axes.set_xlabel("capacity, % of the distinct blocks")
-    axes.set_ylabel("hit ratio by tokens")
-    axes.set_title(name)
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        fail(f"cannot write the plot {path}: {error}")
+    plot_lines(
+        path,
+        {
+            policy: [
+                (100 * outcome.share, outcome.token_ratio)
+                for outcome in outcomes
+                if outcome.policy == policy
+            ]
+            for policy in dict.fromkeys(outcome.policy for outcome in outcomes)
+        },
+        title=name,
+        x_label="capacity, % of the distinct blocks",
+        y_label="hit ratio by tokens",
+        thick="pool",
+    )

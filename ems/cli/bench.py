@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,15 +9,18 @@ from typing import Any, TypeVar
 import click
 
 from ems.bench.command import EXIT_MISMATCH, size, told_as_errors
-from ems.bench.copy import SHAPES, CopyReport, CopySettings, measure_copy
+from ems.bench.copy import CopyReport, measure_copy
+from ems.bench.everything import copy_settings
 from ems.bench.figure import Figure, print_figures
 from ems.bench.latency import LatencySettings, measure_latency
 from ems.bench.lookup import LookupSettings
-from ems.bench.machine import read_machine
+from ems.bench.roof import RoofSettings, measure_roof
 from ems.bench.scale import ScaleSettings, measure_scale
 from ems.bench.steps import StepsSettings
 from ems.bench.writers import WritersSettings
+from ems.cli.bench_all import everything, report
 from ems.cli.bench_peers import peers
+from ems.cli.bench_replay import replay
 from ems.cli.bench_v1 import v1
 from ems.cli.bench_vllm import vllm
 from ems.common.size import format_size
@@ -56,7 +58,10 @@ def command() -> None:
     """
 
 
+command.add_command(everything)
 command.add_command(peers)
+command.add_command(replay)
+command.add_command(report)
 command.add_command(v1)
 command.add_command(vllm)
 
@@ -89,7 +94,7 @@ def copy(
     """
     reports = []
     with told_as_errors():
-        for settings in _copy_settings(blocks, block_bytes, rotate, rounds, fresh):
+        for settings in copy_settings(blocks, block_bytes, rotate, rounds, fresh):
             reports.append(measure_copy(settings))
     if as_json:
         click.echo(json.dumps({"reports": [report.as_dict() for report in reports]}, indent=2))
@@ -98,6 +103,28 @@ def copy(
             _print_copy(report)
         _print_figures([figure for report in reports for figure in report.figures])
     _end(reports)
+
+
+@command.command(name="roof", short_help="Bare copies by one and two threads, EMS beside them.")
+@_rotate
+@_rounds(24)
+@_as_json
+def roof(rotate: int, rounds: int, as_json: bool) -> None:
+    """Time glibc's memcpy and the streaming copy on both kinds of pages, taking turns with EMS.
+
+    One thread copies 32 x 2 MiB, two copy 32 x 8 MiB.
+    """
+    with told_as_errors():
+        report = measure_roof(RoofSettings(rotate_bytes=rotate, rounds=rounds))
+    if as_json:
+        click.echo(json.dumps(report.as_dict(), indent=2))
+        return
+    click.echo(f"{report.machine}; pool on {report.page_kind} pages\n")
+    click.echo(f"{'':<8}{'threads':>8}{'pages':>8}{'GB/s':>8}")
+    for one in report.rates:
+        click.echo(f"{one.name:<8}{one.threads:>8}{one.pages:>8}{one.gb_per_s:>8.2f}")
+    click.echo()
+    _print_figures(report.figures)
 
 
 @command.command(name="latency", short_help="One small key: sync, awaited, many outstanding.")
@@ -160,52 +187,6 @@ def scale(
     else:
         click.echo(f"{report.machine}\n")
         _print_figures(report.figures)
-
-
-@command.command(name="all", short_help="Copy, latency and scale, with their defaults.")
-@click.option("--quick", is_flag=True, help="Toy sizes: it runs, but the figures say nothing.")
-@_as_json
-def everything(quick: bool, as_json: bool) -> None:
-    """Measure everything, some minutes altogether, and say which of the wanted figures hold.
-
-    The exit code is 1 when a byte was wrong.
-    """
-    copies = _copy_settings(None, None, 1 << 30, 24, 5)
-    latencies, scales = LatencySettings(), ScaleSettings()
-    if quick:
-        copies = [dataclasses.replace(copies[1], rotate_bytes=32 << 20, rounds=3, fresh=1)]
-        latencies = LatencySettings(rotate_bytes=8 << 20, rounds=100, local_loads=100, lag_s=0.05)
-        scales = ScaleSettings(
-            LookupSettings(4000, 1000, rotate_bytes=8 << 20, rounds=20),
-            WritersSettings(2, keys=1024, seconds=0.1),
-            StepsSettings(4000, keys=512, rounds=1),
-            client_calls=20,
-        )
-    with told_as_errors():
-        reports = [measure_copy(settings) for settings in copies]
-        figures = [figure for report in reports for figure in report.figures]
-        figures += measure_latency(latencies).figures
-        figures += measure_scale(scales).figures
-    machine = read_machine()
-    if as_json:
-        found = [figure.as_dict() for figure in figures]
-        click.echo(json.dumps({"figures": found, "machine": dataclasses.asdict(machine)}, indent=2))
-    else:
-        click.echo(f"{machine}\n")
-        _print_figures(figures)
-    _end(reports)
-
-
-def _copy_settings(
-    blocks: int | None, block_bytes: int | None, rotate: int, rounds: int, fresh: int
-) -> list[CopySettings]:
-    shapes = list(SHAPES)
-    if blocks is not None or block_bytes is not None:
-        shapes = [(blocks or SHAPES[0][0], block_bytes or SHAPES[0][1])]
-    return [
-        CopySettings(*shape, rotate, rounds, 0 if number else fresh)
-        for number, shape in enumerate(shapes)
-    ]
 
 
 def _print_copy(report: CopyReport) -> None:
