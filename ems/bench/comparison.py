@@ -70,9 +70,9 @@ class ComparisonSettings:
     shapes: tuple[Shape, ...] = SHAPES
     names: tuple[str, ...] = ()
     folder: str | None = None
-    rotate_bytes: int = 256 << 20
+    rotate_bytes: int = 128 << 20
     most_bytes: int = 256 << 20
-    seconds: float = 20.0
+    seconds: float = 15.0
     turns: int = 12
 
     def batches(self, shape: Shape) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ems import CcKvOption, CcResult, Ems, KvBufferWrapper, __version__
 from ems.bench.peers.child import Peer, serve
 from ems.testing import LocalPool
@@ -39,6 +41,11 @@ class EmsPeer(Peer):
 
     def drop(self, names: list[str]) -> None:
         """Nothing: a save takes new room before the old is free, and that is timed with it."""
+
+    def clear(self, batches: Sequence[list[str]]) -> None:
+        """Begin with an empty pool: what is left would make the pool evict."""
+        self.close()
+        self.open()
 
     def close(self) -> None:
         """Leave the server, then end it."""
