@@ -1,21 +1,31 @@
-"""Time to first token of a real vLLM: cold, from its own cache, from EMS, from a peer."""
+"""Time to first token of a real vLLM: cold, from its own cache, from EMS, from its peers."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ems.bench.figure import Figure, at_most
+from ems.bench.machine import Machine, read_machine
 from ems.testing import LocalPool
 from ems.testing.vllm_engine import MODELS, VOCABULARY, Engine, ems_transfer, make_model
 
 __all__ = ["VllmReport", "VllmRow", "VllmSettings", "measure_vllm"]
 
-NOTHING, EMS, EXAMPLE = "no connector", "EMS", "ExampleConnector"
-_DECODED = 64
+NOTHING, EMS, EXAMPLE, NATIVE = "no connector", "EMS", "ExampleConnector", "OffloadingConnector"
+COLD, LOCAL, SAME, SECOND, RESTARTED = (
+    "cold",
+    "own cache",
+    "same engine",
+    "second engine",
+    "restarted engine",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,19 +35,25 @@ class VllmSettings:
     Args:
         model: one of `MODELS`.
         tokens: lengths of prompts.
-        rounds: prompts of each length; the median counts.
+        prompts: of each length.
+        rounds: how often a hit is repeated; the median over prompts and rounds counts.
         dtype: of model and cache.
         threads: of OpenMP in each engine.
-        capacity_bytes: of the pool.
-        peers: whether vLLM's example connector runs as well.
+        capacity_bytes: of the pool, and of the memory of the native peer.
+        decoded: tokens of which the time of one decode step is made.
+        misses: pairs of prefills and of decodes, without and with EMS, that nobody has cached.
+        peers: whether vLLM's own connectors run as well.
     """
 
     model: str = "tiny"
     tokens: tuple[int, ...] = (129, 1000, 2000)
-    rounds: int = 3
+    prompts: int = 2
+    rounds: int = 5
     dtype: str = "bfloat16"
     threads: int = 1
     capacity_bytes: int = 2 << 30
+    decoded: int = 130
+    misses: int = 8
     peers: bool = True
 
 
@@ -46,52 +62,59 @@ class VllmRow:
     """One way to a first token, for one length of prompt.
 
     Args:
-        way: which.
         connector: in which engine.
+        way: which.
         tokens: of the prompt.
         cached: of them from a cache.
         median_ms: to the first token.
-        same: whether its tokens were those of the hit in vLLM's own cache.
+        local_ms: a hit in the cache of the same engine, measured in turn with it; 0 for none.
+        same: whether its token was that of a hit in vLLM's own cache.
     """
 
-    way: str
     connector: str
+    way: str
     tokens: int
     cached: int
     median_ms: float
+    local_ms: float
     same: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class VllmReport:
-    """All rows, and what a decode step takes with nothing to hit.
+    """All ways, and what is wanted of them.
 
     Args:
         settings: what was measured.
         rows: in the order in which they were measured.
-        decode_ms: a decoded token, by connector, saves included.
+        figures: with what they are held against.
+        machine: on which.
     """
 
     settings: VllmSettings
     rows: tuple[VllmRow, ...]
-    decode_ms: dict[str, float]
+    figures: tuple[Figure, ...]
+    machine: Machine
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data."""
-        return dataclasses.asdict(self)
+        figures = [figure.as_dict() for figure in self.figures]
+        return {**dataclasses.asdict(self), "figures": figures}
 
 
 def measure_vllm(
     settings: VllmSettings, progress: Callable[[str], object] = lambda text: None
 ) -> VllmReport:
-    """Make a model and a pool, start engines one after the other, time first tokens."""
+    """Make a model and a pool, start engines, time first tokens."""
     with tempfile.TemporaryDirectory(prefix="ems-bench-vllm-") as folder:
         model = Path(folder) / "model"
         progress(f"making the model {settings.model}")
         make_model(model, MODELS[settings.model], settings.dtype)
         with LocalPool(settings.capacity_bytes) as pool:
             run = _Run(settings, model, pool.root, Path(folder) / "example", progress)
-            return VllmReport(settings, tuple(run.rows()), run.decode_ms)
+            rows = tuple(run.rows())
+            figures = (*_judged(rows), *run.judged_misses())
+    return VllmReport(settings, rows, figures, read_machine())
 
 
 class _Run:
@@ -114,28 +137,83 @@ class _Run:
                 "kv_role": "kv_both",
                 "kv_connector_extra_config": {"shared_storage_path": str(shared)},
             },
+            NATIVE: {
+                "kv_connector": "OffloadingConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "spec_name": "HostSpec",
+                    "spec_module_path": "ems.testing.vllm_offloading",
+                    "cpu_bytes_to_use": settings.capacity_bytes,
+                },
+            },
         }
         self._expected: dict[tuple[int, int], list[int]] = {}
-        self.decode_ms: dict[str, float] = {}
 
     def rows(self) -> Iterator[VllmRow]:
         with self._engine(NOTHING) as engine:
-            yield from self._ways(engine, NOTHING, "cold", "own cache")
-            self._decode(engine, NOTHING)
+            yield from self._cold(engine, NOTHING)
+            yield from self._hits(engine, NOTHING, LOCAL)
         with self._engine(EMS) as engine:
-            yield from self._ways(engine, EMS, "cold, saving", "own cache")
-            engine.forget()
-            yield from self._ways(engine, EMS, "same engine")
-            self._decode(engine, EMS)
+            yield from self._cold(engine, EMS)
+            yield from self._hits(engine, EMS, SAME)
             with self._engine(EMS) as second:
-                yield from self._ways(second, EMS, "second engine")
-        with self._engine(EMS) as engine:
-            yield from self._ways(engine, EMS, "restarted engine")
-        if self._settings.peers:
-            with self._engine(EXAMPLE) as engine:
-                yield from self._ways(engine, EXAMPLE, "cold, saving")
-            with self._engine(EXAMPLE) as engine:
-                yield from self._ways(engine, EXAMPLE, "restarted engine")
+                yield from self._hits(second, EMS, SECOND)
+        yield from self._restarted(EMS)
+        if not self._settings.peers:
+            return
+        with self._engine(EXAMPLE) as engine:
+            yield from self._cold(engine, EXAMPLE)
+            yield from self._hits(engine, EXAMPLE, SAME)
+        yield from self._restarted(EXAMPLE)
+        with self._engine(NATIVE) as engine:
+            yield from self._cold(engine, NATIVE)
+            yield from self._hits(engine, NATIVE, SAME)
+
+    def judged_misses(self) -> Iterator[Figure]:
+        """Two engines that take turns, each with prompts of its own that nobody has."""
+        longest = max(self._settings.tokens)
+        prefills: dict[str, list[float]] = {NOTHING: [], EMS: []}
+        steps: dict[str, list[float]] = {NOTHING: [], EMS: []}
+        decoded = self._settings.decoded
+        with contextlib.ExitStack() as stack:
+            engines = {name: stack.enter_context(self._engine(name)) for name in prefills}
+            for number in range(self._settings.misses):
+                order = list(engines.items())
+                for name, engine in order[number % 2 :] + order[: number % 2]:
+                    prompt = _prompt(10_000 + number, min(longest, 1024))
+                    prefills[name].append(self._first_token(engine, prompt)[0])
+                    prompt = _prompt(20_000 + number, 200)
+                    first_s, *_ = self._first_token(engine, prompt)
+                    first_s, *_ = self._first_token(engine, prompt)  # its prefix is cached now
+                    engine.generate([prompt], max_tokens=1 + decoded)
+                    steps[name].append((engine.seconds - first_s) / decoded)
+        for what, times in (("a prefill of 1,024 tokens", prefills), ("a decode step", steps)):
+            base, ours = (1e3 * statistics.median(times[name]) for name in (NOTHING, EMS))
+            # Pairs see the same weather.
+            ratio = statistics.median(b / a for a, b in zip(times[NOTHING], times[EMS]))
+            yield at_most(
+                f"{what}, saved, nothing but misses",
+                ours,
+                "ms",
+                1.01,
+                roof=(NOTHING, base),
+                judged=("x no connector", ratio),
+            )
+
+    def _restarted(self, connector: str) -> Iterator[VllmRow]:
+        """The first hits of engines that were just started: one for each round."""
+        found: list[list[VllmRow]] = []
+        for _ in range(min(3, self._settings.rounds)):
+            with self._engine(connector) as engine:
+                found.append(list(self._hits(engine, connector, RESTARTED, rounds=1)))
+        for rows in zip(*found):
+            yield dataclasses.replace(
+                rows[0],
+                cached=min(row.cached for row in rows),
+                median_ms=statistics.median(row.median_ms for row in rows),
+                local_ms=statistics.median(row.local_ms for row in rows),
+                same=all(row.same for row in rows),
+            )
 
     def _engine(self, connector: str) -> Engine:
         self._progress(f"starting an engine: {connector}")
@@ -145,36 +223,87 @@ class _Run:
             self._transfers[connector],
             threads=settings.threads,
             dtype=settings.dtype,
-            max_model_len=max(settings.tokens) + 256,
+            max_model_len=max(*settings.tokens, 1024) + 256,
         )
-        engine.generate([_prompt(0, 140)])  # what a first call costs is not measured
+        # What first calls cost is not measured, neither computing nor hitting.
+        for _ in range(2):
+            engine.generate([_prompt(0, 140)])
+        engine.forget()
         return engine
 
-    def _ways(self, engine: Engine, connector: str, *ways: str) -> Iterator[VllmRow]:
+    def _cold(self, engine: Engine, connector: str) -> Iterator[VllmRow]:
         for tokens in self._settings.tokens:
-            prompts = [_prompt(1 + at, tokens) for at in range(self._settings.rounds)]
-            for way in ways:
-                times, cached, same = [], 0, True
-                for at, prompt in enumerate(prompts):
-                    found = engine.generate([prompt], max_tokens=1)[0]
-                    times.append(1e3 * engine.seconds)
-                    cached = found.cached
-                    if way == "own cache":
-                        self._expected.setdefault((tokens, at), found.tokens)
-                    same &= found.tokens == self._expected.get((tokens, at), found.tokens)
-                yield VllmRow(way, connector, tokens, cached, sorted(times)[len(times) // 2], same)
+            times = [self._first_token(engine, prompt)[0] for _, prompt in self._prompts(tokens)]
+            yield VllmRow(connector, COLD, tokens, 0, 1e3 * statistics.median(times), 0.0, True)
 
-    def _decode(self, engine: Engine, connector: str) -> None:
-        """Time decoding behind prompts that nobody has, which save a block now and then."""
-        times: list[float] = []
-        for at in range(self._settings.rounds):
-            prompt = _prompt(1000 + at, 200)
-            for _ in range(2):  # the second one is a hit in its own cache, like the third
-                engine.generate([prompt], max_tokens=1)
-            first_s = engine.seconds
-            engine.generate([prompt], max_tokens=1 + _DECODED)
-            times.append(1e3 * (engine.seconds - first_s) / _DECODED)
-        self.decode_ms[connector] = sorted(times)[len(times) // 2]
+    def _hits(
+        self, engine: Engine, connector: str, way: str, rounds: int | None = None
+    ) -> Iterator[VllmRow]:
+        """Hits after vLLM's own cache forgot, in turn with hits in that cache."""
+        for tokens in self._settings.tokens:
+            times: list[float] = []
+            local: list[float] = []
+            cached, same = tokens, True
+            for _ in range(rounds or self._settings.rounds):
+                for at, prompt in self._prompts(tokens):
+                    if way != LOCAL:
+                        engine.forget()
+                        seconds, count, found = self._first_token(engine, prompt)
+                        times.append(seconds)
+                        cached = min(cached, count)
+                        same &= found == self._expected[tokens, at]
+                    seconds, count, found = self._first_token(engine, prompt)
+                    local.append(seconds)
+                    if way == LOCAL:
+                        cached = min(cached, count)
+                        self._expected.setdefault((tokens, at), found)
+            beside = 1e3 * statistics.median(local)
+            mine = 1e3 * statistics.median(times) if times else beside
+            yield VllmRow(connector, way, tokens, cached, mine, beside, same)
+
+    def _prompts(self, tokens: int) -> Iterator[tuple[int, Sequence[int]]]:
+        return ((at, _prompt(1 + at, tokens)) for at in range(self._settings.prompts))
+
+    def _first_token(self, engine: Engine, prompt: Sequence[int]) -> tuple[float, int, list[int]]:
+        found = engine.generate([prompt], max_tokens=1)[0]
+        return engine.seconds, found.cached, found.tokens
+
+
+def _judged(rows: Sequence[VllmRow]) -> Iterator[Figure]:
+    """What is wanted of first tokens."""
+    by = {(row.connector, row.way, row.tokens): row for row in rows}
+    lengths = sorted({row.tokens for row in rows})
+    longest = by[EMS, RESTARTED, lengths[-1]]
+    yield at_most(
+        f"first token of {longest.tokens:,} tokens after a restart",
+        longest.median_ms,
+        "ms",
+        1.05,
+        roof=("own cache", longest.local_ms),
+        judged=("x own cache", longest.median_ms / longest.local_ms),
+    )
+    shortest = by[EMS, SAME, lengths[0]]
+    computed = by[NOTHING, COLD, lengths[0]].median_ms
+    yield at_most(
+        f"first token of {shortest.tokens:,} tokens, hit in EMS",
+        shortest.median_ms,
+        "ms",
+        1.0,
+        roof=("computed", computed),
+        judged=("x computed", shortest.median_ms / computed),
+    )
+    for tokens in lengths:
+        native = by.get((NATIVE, SAME, tokens))
+        if native is not None:
+            ours = by[EMS, SAME, tokens].median_ms
+            yield at_most(
+                f"first token of {tokens:,} tokens, hit in EMS",
+                ours,
+                "ms",
+                1.0,
+                roof=(NATIVE, native.median_ms),
+                judged=(f"x {NATIVE}", ours / native.median_ms),
+            )
 
 
 def _prompt(seed: int, tokens: int) -> Sequence[int]:

@@ -8,7 +8,9 @@ import json
 import click
 
 from ems.bench.command import EXIT_MISMATCH, fail, size, told_as_errors
-from ems.bench.vllm import NOTHING, VllmReport, VllmSettings, measure_vllm
+from ems.bench.figure import print_figures
+from ems.bench.plots import plot_lines
+from ems.bench.vllm import VllmReport, VllmSettings, measure_vllm
 from ems.testing.vllm_engine import MODELS
 
 __all__ = ["vllm"]
@@ -20,61 +22,110 @@ __all__ = ["vllm"]
     "--tokens",
     type=click.IntRange(2, 7000),
     multiple=True,
-    default=(129, 1000, 2000),
+    default=VllmSettings.tokens,
     show_default=True,
     help="Length of a prompt; may be given several times.",
 )
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
+@click.option(
+    "--prompts",
+    type=click.IntRange(1, 100),
+    default=VllmSettings.prompts,
+    show_default=True,
+    help="Prompts of each length.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=VllmSettings.rounds,
+    show_default=True,
+    help="How often each hit is repeated; up to three restarts.",
+)
+@click.option(
+    "--misses",
+    type=click.IntRange(1, 1000),
+    default=VllmSettings.misses,
+    show_default=True,
+    help="Pairs of prompts, without and with EMS, that nobody has cached.",
+)
 @click.option(
     "--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True
 )
 @click.option("--threads", type=click.IntRange(1, 1024), default=1, show_default=True)
 @click.option("--capacity", callback=size, metavar="SIZE", default="2GiB", show_default=True)
-@click.option("--peers/--no-peers", default=True, help="Whether vLLM's ExampleConnector runs too.")
+@click.option("--peers/--no-peers", default=True, help="Whether vLLM's own connectors run too.")
+@click.option("--plot", "plot_path", metavar="FILE", help="Where a plot goes too, as PNG or SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def vllm(
     model: str,
     tokens: tuple[int, ...],
+    prompts: int,
     rounds: int,
+    misses: int,
     dtype: str,
     threads: int,
     capacity: int,
     peers: bool,
+    plot_path: str | None,
     as_json: bool,
 ) -> None:
     """Start real engines one after the other on a model made on the spot, and time first tokens.
 
-    Needs vLLM (see docs/vllm.md). The exit code is 1 when a restored engine generated other tokens
-    than the same engine with a hit in its own cache.
+    Needs vLLM (see docs/guides/vllm.md). The exit code is 1 when a hit in EMS generated another
+    token than a hit in the engine's own cache.
     """
     if importlib.util.find_spec("vllm") is None:
-        fail("vllm is not installed here; docs/vllm.md says how to get it")
-    settings = VllmSettings(model, tuple(tokens), rounds, dtype, threads, capacity, peers)
+        fail("vllm is not installed here; docs/guides/vllm.md says how to get it")
+    settings = VllmSettings(
+        model,
+        tuple(tokens),
+        prompts,
+        rounds,
+        dtype,
+        threads,
+        capacity,
+        misses=misses,
+        peers=peers,
+    )
     with told_as_errors():
         report = measure_vllm(settings, lambda text: click.echo(text, err=True))
+    if plot_path is not None:
+        _plot(report, plot_path)
     if as_json:
         click.echo(json.dumps(report.as_dict(), indent=2))
     else:
         _print(report)
-    if not all(row.same for row in report.rows if not row.way.startswith("cold")):
+    if not all(row.same for row in report.rows):
         raise SystemExit(EXIT_MISMATCH)
 
 
 def _print(report: VllmReport) -> None:
-    local = {
-        row.tokens: row.median_ms
-        for row in report.rows
-        if (row.connector, row.way) == (NOTHING, "own cache")
-    }
+    click.echo(f"{report.machine}\n")
     click.echo(
-        f"{'connector':<18}{'way':<18}{'tokens':>7}{'cached':>8}{'ms':>10}{'x own cache':>13}"
+        f"{'connector':<20}{'way':<18}{'tokens':>7}{'cached':>8}{'ms':>10}{'own cache':>11}{'x':>7}"
     )
     for row in report.rows:
-        ratio = row.median_ms / local[row.tokens]
+        beside = ""
+        if row.local_ms:
+            beside = f"{row.local_ms:>11.1f}{row.median_ms / row.local_ms:>7.2f}"
         other = "" if row.same else "  other tokens"
         click.echo(
-            f"{row.connector:<18}{row.way:<18}{row.tokens:>7}{row.cached:>8}"
-            f"{row.median_ms:>10.1f}{ratio:>13.2f}{other}"
+            f"{row.connector:<20}{row.way:<18}{row.tokens:>7}{row.cached:>8}"
+            f"{row.median_ms:>10.1f}{beside}{other}"
         )
-    for connector, ms in report.decode_ms.items():
-        click.echo(f"a decoded token, {connector}: {ms:.2f} ms")
+    click.echo()
+    print_figures(report.figures, click.echo)
+
+
+def _plot(report: VllmReport, path: str) -> None:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in report.rows:
+        lines.setdefault(f"{row.connector}, {row.way}", []).append((row.tokens, row.median_ms))
+    plot_lines(
+        path,
+        lines,
+        title=f"vLLM, model {report.settings.model}, {report.settings.dtype}",
+        x_label="tokens of the prompt",
+        y_label="time to the first token, ms",
+        thick="EMS",
+        y_log=True,
+    )

@@ -43,7 +43,7 @@ from ems.integrations.vllm_worker import WorkerHalf
 
 __all__ = ["EmsConnector"]
 
-_log = logging.getLogger("ems.vllm")
+_log = logging.getLogger("vllm.ems")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

@@ -19,7 +19,7 @@ from ems.integrations.vllm_settings import Settings
 __all__ = ["Link"]
 
 _MODEL_ID = "vllm"  # the model itself is part of each layout: one client serves several engines
-_log = logging.getLogger("ems.vllm")
+_log = logging.getLogger("vllm.ems")  # below vLLM's own, which has handlers
 
 
 class Link:

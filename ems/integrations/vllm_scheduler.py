@@ -19,7 +19,7 @@ from ems.integrations.vllm_steps import Load, Save, StepPlan, StepReport
 
 __all__ = ["SchedulerHalf"]
 
-_log = logging.getLogger("ems.vllm")
+_log = logging.getLogger("vllm.ems")
 
 FRESH_S = 0.05
 """How long an answer stands: a request that waits for room is asked about in every step."""

@@ -23,6 +23,7 @@ __all__ = ["MODELS", "Engine", "Generated", "ModelSize", "ems_transfer", "make_m
 
 MARK = "ENGINE "
 VOCABULARY = 1000
+FORGET_S = 10.0  # longer than a save to a frozen server is waited for
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
@@ -181,6 +182,11 @@ class Engine:
         """Have vLLM's own prefix cache forget everything."""
         assert self.ask(forget=True)["forgotten"]
 
+    def metrics(self) -> dict[str, float]:
+        """Return vLLM's counters of EMS, by name (and reason); for `disable_log_stats=False`."""
+        found: dict[str, float] = self.ask(metrics=True)["metrics"]
+        return found
+
     def ask(self, **question: Any) -> dict[str, Any]:
         """Send a line, wait for the answer."""
         assert self._process.stdin is not None
@@ -238,10 +244,10 @@ def _serve() -> None:
     for line in sys.stdin:
         question = json.loads(line)
         if question.pop("forget", False):
-            # Blocks that are held for a save are free only after another step.
-            two = SamplingParams(max_tokens=2, detokenize=False)
-            llm.generate([{"prompt_token_ids": [1, 2, 3]}], two, use_tqdm=False)
-            _tell({"forgotten": llm.reset_prefix_cache()})
+            _tell({"forgotten": _forgotten(llm, SamplingParams(max_tokens=2, detokenize=False))})
+            continue
+        if question.pop("metrics", False):
+            _tell({"metrics": _metrics(llm)})
             continue
         prompts = [{"prompt_token_ids": tokens} for tokens in question.pop("prompts")]
         sampling = SamplingParams(
@@ -260,6 +266,27 @@ def _serve() -> None:
                 ],
             }
         )
+
+
+def _forgotten(llm: Any, two_tokens: Any) -> bool:
+    """Reset the prefix cache. Blocks held for a save are free only in a step after its end."""
+    give_up = time.monotonic() + FORGET_S
+    while True:
+        llm.generate([{"prompt_token_ids": [1, 2, 3]}], two_tokens, use_tqdm=False)
+        if llm.reset_prefix_cache():
+            return True
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.002)
+
+
+def _metrics(llm: Any) -> dict[str, float]:
+    found = {}
+    for one in llm.get_metrics():
+        name = one.name.partition("vllm:ems_")[2]
+        if name:
+            found[" ".join([name, *filter(None, [one.labels.get("reason")])])] = one.value
+    return found
 
 
 def _tell(answer: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from ems.testing import LocalPool
 from ems.testing.child import child_environment
 
 TOP = Path(__file__).resolve().parents[2]
-PAGES = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]
+PAGES = [TOP / "README.md", *sorted((TOP / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*$")
 

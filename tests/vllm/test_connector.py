@@ -1,106 +1,86 @@
-"""The connector in a real vLLM engine: same tokens, restarts, dead servers, and a control.
+"""The connector in a real vLLM engine, the short form: three engines in a row on one pool.
 
-The short form; EMS_VLLM_LONG=1 adds the combinations.
+Same tokens after a restart, decoded blocks, a killed server, figures, and a control with noise.
 """
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from vllm_prompts import engine, prompt, wait_for_hits
 
 from ems.testing import LocalPool
-from ems.testing.vllm_engine import VOCABULARY, Engine, ems_transfer
+from ems.testing.vllm_engine import Engine, Generated
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    # torch's and transformers' own, in this process only to make a model
-    pytest.mark.filterwarnings("ignore"),
-]
-LONG = pytest.mark.skipif(not os.environ.get("EMS_VLLM_LONG"), reason="set EMS_VLLM_LONG=1")
+pytestmark = pytest.mark.timeout(300)
 
-
-def prompt(seed: int, tokens: int = 600) -> list[int]:
-    return [random.Random(seed).randrange(VOCABULARY) for _ in range(tokens)]
+# Of other lengths, together in a step.
+PROMPTS = [prompt(1), prompt(2, 728), prompt(3, 127)]
+CACHED = [512, 640, 0]
 
 
-def engine(
-    model: Path, pool: LocalPool, extra: dict[str, Any] | None = None, **more: Any
-) -> Engine:
-    return Engine(
-        model, ems_transfer(pool.root, **{"probe_interval_s": 0.2, **(extra or {})}), **more
-    )
-
-
-@pytest.fixture
-def pool() -> Iterator[LocalPool]:
+def test_three_engines_in_a_row(models: dict[str, Path]) -> None:
+    """One test: each engine takes ten seconds to start."""
+    model = models["float32"]
     with LocalPool("256MiB") as pool:
-        yield pool
+        with engine(model, pool, dtype="float32", disable_log_stats=False) as first:
+            cold = save_all(first)
+        with engine(model, pool, dtype="float32", disable_log_stats=False) as second:
+            load_all(second, cold)
+            live_without_a_server(second, pool, cold)
+        overwrite_with_noise(pool)
+        # Checksums off: with them noise is computed instead.
+        with engine(model, pool, {"verify": False}, dtype="float32") as noisy:
+            wrong = noisy.generate(PROMPTS, max_tokens=60)
+    assert [one.cached for one in wrong] == CACHED
+    assert [one == other for one, other in zip(tokens(wrong), cold)] == [False, False, True]
 
 
-CASES = [
-    pytest.param({}, {}, id="plain"),
-    pytest.param({"load": "async"}, {}, id="async"),
-    pytest.param({}, {"separate": True}, id="own processes", marks=LONG),
-    pytest.param({}, {"separate": True, "tensor_parallel_size": 2}, id="two ranks", marks=LONG),
-    pytest.param({}, {"block_size": 32}, id="blocks of 32", marks=LONG),
-    pytest.param({}, {"dtype": "float32"}, id="float32", marks=LONG),
-    pytest.param({}, {"kv_cache_dtype": "fp8"}, id="fp8", marks=LONG),
-    pytest.param(
-        {}, {"max_num_batched_tokens": 256, "enable_chunked_prefill": True}, id="chunks", marks=LONG
-    ),
-]
-
-
-@pytest.mark.parametrize(("extra", "more"), CASES)
-def test_a_restarted_engine_goes_on_with_the_tokens_of_a_local_hit(
-    models: dict[str, Path], pool: LocalPool, extra: dict[str, Any], more: dict[str, Any]
-) -> None:
-    model = models[more.get("dtype", "bfloat16")]
-    block = more.get("block_size", 128)
-    # Prompts of other lengths, together in a step.
-    prompts = [prompt(1), prompt(2, 600 + block), prompt(3, block - 1)]
-    expected = [(len(one) - 1) // block * block for one in prompts]
-    with engine(model, pool, extra, **more) as first:
-        cold = first.generate(prompts)
-        local = first.generate(prompts)
+def save_all(first: Engine) -> list[list[int]]:
+    """The first engine finds nothing; returns the tokens that are right."""
+    cold = first.generate(PROMPTS, max_tokens=60)
+    local = first.generate(PROMPTS, max_tokens=60)
+    figures = first.metrics()
     assert [one.cached for one in cold] == [0, 0, 0]
-    assert [one.cached for one in local] == expected
-    with engine(model, pool, extra, **more) as second:
-        restored = second.generate(prompts)
-        second.forget()
-        again = second.generate(prompts)
-    assert [one.cached for one in restored] == [one.cached for one in again] == expected
-    assert [one.tokens for one in restored] == [one.tokens for one in local]
-    assert [one.tokens for one in again] == [one.tokens for one in local]
-    if more.get("dtype") == "float32":
-        assert [one.tokens for one in restored] == [one.tokens for one in cold]
+    assert [one.cached for one in local] == CACHED
+    assert tokens(local) == tokens(cold)
+    # Each of the prompts is decoded over the end of a block.
+    assert figures["saved_blocks"] == 5 + 6 + 1 and figures["lookups"] >= 2
+    assert figures["save_bytes"] > 0 and figures["hit_tokens"] == 0
+    return tokens(cold)
 
 
-def test_the_next_turn_finds_what_was_decoded_and_noise_changes_the_tokens(
-    models: dict[str, Path], pool: LocalPool
-) -> None:
-    first_turn = prompt(4, 300)
-    with engine(models["float32"], pool, dtype="float32") as one:
-        answer = one.generate([first_turn], max_tokens=100)[0].tokens
-        second_turn = [*first_turn, *answer, *prompt(5, 50)]
-        one.forget()
-        hit = one.generate([second_turn])[0]
-        one.forget()
-        assert hit.cached == 384  # 300 of the prompt, 84 decoded
-    with Engine(models["float32"], dtype="float32") as without:
-        cold = without.generate([second_turn])[0]
-    assert hit.tokens == cold.tokens
-    overwrite_with_noise(pool)
-    with engine(models["float32"], pool, {"verify": False}, dtype="float32") as noisy:
-        wrong = noisy.generate([second_turn])[0]
-    assert wrong.cached == 384 and wrong.tokens != cold.tokens
-    with engine(models["float32"], pool, {"verify": True}, dtype="float32") as careful:
-        assert careful.generate([second_turn])[0].tokens == cold.tokens
+def load_all(second: Engine, cold: list[list[int]]) -> None:
+    """A restarted engine has what the first one computed and decoded."""
+    restored = second.generate(PROMPTS, max_tokens=60)
+    assert [one.cached for one in restored] == CACHED
+    assert tokens(restored) == cold
+    second.forget()
+    # The next turn of the third: its prompt of 127 tokens, and what was decoded.
+    turn = [*PROMPTS[2], *cold[2], *prompt(4, 30)]
+    assert second.generate([turn], max_tokens=4)[0].cached == 128
+    second.forget()
+    figures = second.metrics()
+    assert figures["hit_tokens"] == sum(CACHED) + 128
+    assert figures["loaded_blocks"] == 10 and figures["load_bytes"] > 0
+
+
+def live_without_a_server(second: Engine, pool: LocalPool, cold: list[list[int]]) -> None:
+    """The pool outlives its server: hits go on, saves are off; all is well when it is back."""
+    pool.kill()
+    dead = second.generate(PROMPTS, max_tokens=60)
+    assert [one.cached for one in dead] == CACHED
+    assert tokens(dead) == cold
+    lost = second.generate([prompt(5)], max_tokens=4)[0]
+    assert lost.cached == 0 and lost.reason == "length"
+    pool.start()
+    wait_for_hits(second, prompt(6))
+
+
+def tokens(found: list[Generated]) -> list[list[int]]:
+    return [one.tokens for one in found]
 
 
 def overwrite_with_noise(pool: LocalPool) -> None:
@@ -111,75 +91,3 @@ def overwrite_with_noise(pool: LocalPool) -> None:
         data.seek(2 << 20)  # the prologue
         while data.tell() < path.stat().st_size:
             data.write(noise)
-
-
-def test_the_server_dies_comes_back_and_nobody_notices(
-    models: dict[str, Path], pool: LocalPool
-) -> None:
-    prompts = [prompt(seed) for seed in range(10, 14)]
-    with Engine(models["bfloat16"]) as without:
-        cold = [without.generate([one])[0].tokens for one in prompts]
-    pool.kill()
-    with engine(models["bfloat16"], pool) as one:
-        absent = one.generate([prompts[0]])[0]
-        assert (absent.tokens, absent.cached, absent.reason) == (cold[0], 0, "length")
-        pool.start()
-        wait_for_hits(one, prompts[1])
-        pool.kill()
-        one.forget()
-        # The pool outlives its server: hits go on, saves are off.
-        dead = one.generate([prompts[1]])[0]
-        assert dead.cached == 512 and dead.reason == "length"
-        assert one.generate([prompts[2]])[0].tokens == cold[2]
-        pool.start()
-        wait_for_hits(one, prompts[3])
-
-
-def wait_for_hits(one: Engine, tokens: list[int]) -> None:
-    """Generate until the pool has it: the breaker wants three good probes."""
-    for _ in range(40):
-        one.generate([tokens])
-        one.forget()
-        found = one.generate([tokens])[0]
-        one.forget()
-        assert found.reason == "length"
-        if found.cached:
-            return
-    raise AssertionError("no hit came back:\n" + "".join(one.log)[-3000:])
-
-
-def test_a_policy_that_ends_requests_is_refused_at_the_start(
-    models: dict[str, Path], pool: LocalPool
-) -> None:
-    with pytest.raises(RuntimeError, match='Set "kv_load_failure_policy": "recompute"'):
-        Engine(models["bfloat16"], ems_transfer(pool.root, policy="fail"))
-
-
-@LONG
-def test_preemption_and_eviction_and_two_engines(models: dict[str, Path]) -> None:
-    """Conversations of several turns on a pool that is too small, from two engines in turn."""
-    chosen = random.Random(7)
-    system = prompt(100, 150)
-    turns = [[*system, *prompt(200 + n, chosen.randrange(50, 300))] for n in range(100)]
-    few = {"dtype": "float32", "num_gpu_blocks_override": 48, "block_size": 32}
-    with LocalPool("4MiB", entries=512) as small:
-        with Engine(models["float32"], dtype="float32", block_size=32) as without:
-            expected: list[list[int]] = []
-            for turn in range(2):
-                answers = without.generate(turns, max_tokens=40)
-                expected += [one.tokens for one in answers]
-                turns = [[*a, *b.tokens, turn] for a, b in zip(turns, answers)]
-        found: list[list[int]] = []
-        turns = [one[: len(one) - 82] for one in turns]
-        with (
-            engine(models["float32"], small, **few) as one,
-            engine(models["float32"], small, **few) as two,
-        ):
-            for turn in range(2):
-                answers = []
-                for first in range(0, 100, 4):
-                    which = one if first % 8 else two
-                    answers += which.generate(turns[first : first + 4], max_tokens=40)
-                found += [answer.tokens for answer in answers]
-                turns = [[*a, *b.tokens, turn] for a, b in zip(turns, answers)]
-        assert found == expected

@@ -1,0 +1,268 @@
+"""The long form: EMS_VLLM_LONG=1 tests/vllm/run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_prompts import engine, prompt, wait_for_hits
+
+from ems.testing import LocalPool
+from ems.testing.figures import read_server
+from ems.testing.vllm_engine import Engine, Generated, ems_transfer
+
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not os.environ.get("EMS_VLLM_LONG"), reason="set EMS_VLLM_LONG=1"),
+]
+
+
+@pytest.fixture
+def pool() -> Iterator[LocalPool]:
+    with LocalPool("256MiB") as pool:
+        yield pool
+
+
+# ---- restarts ----
+
+TWO_RANKS = {"separate": True, "tensor_parallel_size": 2}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    f"{dtype}, blocks of {block}, {'two ranks' if ranks else 'one rank'}": (
+        {},
+        {
+            **({"kv_cache_dtype": "fp8"} if dtype == "fp8" else {"dtype": dtype}),
+            "block_size": block,
+            **ranks,
+        },
+    )
+    for ranks in ({}, TWO_RANKS)
+    for block in (32, 128)
+    for dtype in ("float32", "bfloat16", "fp8")
+}
+CASES.update(
+    {
+        "later loads": ({"load": "async"}, {}),
+        "later loads, two ranks": ({"load": "async"}, TWO_RANKS),
+        "own processes": ({}, {"separate": True}),
+        "chunks": ({}, {"max_num_batched_tokens": 256, "enable_chunked_prefill": True}),
+        "compiled": ({}, {"enforce_eager": False}),
+    }
+)
+
+
+@pytest.mark.parametrize(("extra", "more"), CASES.values(), ids=CASES)
+def test_a_restarted_engine_goes_on_with_the_tokens_of_a_local_hit(
+    models: dict[str, Path], pool: LocalPool, extra: dict[str, Any], more: dict[str, Any]
+) -> None:
+    dtype = more.get("dtype", "bfloat16")
+    block = more.get("block_size", 128)
+    prompts = [prompt(1), prompt(2, 600 + block), prompt(3, block - 1)]
+    expected = [(len(one) - 1) // block * block for one in prompts]
+    with engine(models[dtype], pool, extra, **more) as first:
+        cold = first.generate(prompts)
+        local = first.generate(prompts)
+    assert [one.cached for one in cold] == [0, 0, 0]
+    assert [one.cached for one in local] == expected
+    with engine(models[dtype], pool, extra, **more) as second:
+        restored = second.generate(prompts)
+        second.forget()
+        again = second.generate(prompts)
+    assert [one.cached for one in restored] == [one.cached for one in again] == expected
+    assert [one.tokens for one in restored] == [one.tokens for one in local]
+    assert [one.tokens for one in again] == [one.tokens for one in local]
+    if dtype == "float32":
+        assert [one.tokens for one in restored] == [one.tokens for one in cold]
+
+
+# ---- conversations ----
+
+CONVERSATIONS, TURNS, TOGETHER, ANSWER = 200, 3, 4, 20
+
+
+def first_turns() -> list[list[int]]:
+    chosen = random.Random(7)
+    systems = [prompt(100, 150), prompt(101, 70)]
+    return [
+        [*chosen.choice(systems), *prompt(200 + n, chosen.randrange(20, 300))]
+        for n in range(CONVERSATIONS)
+    ]
+
+
+def converse(engines: Sequence[Engine], forget: bool = False) -> list[Generated]:
+    """All turns of all conversations, a few together, by the engines in turn."""
+    chosen = random.Random(8)
+    said, turns = [], first_turns()
+    for number in range(TURNS):
+        answers = []
+        for at in range(0, CONVERSATIONS, TOGETHER):
+            which = engines[chosen.randrange(len(engines))]
+            if forget:
+                which.forget()
+            answers += which.generate(turns[at : at + TOGETHER], max_tokens=ANSWER)
+        said += answers
+        turns = [
+            [*turn, *answer.tokens, *prompt(1000 * number + n, 40)]
+            for n, (turn, answer) in enumerate(zip(turns, answers))
+        ]
+    return said
+
+
+@pytest.mark.parametrize("block", [32, 128])
+@pytest.mark.parametrize("ranks", [{}, TWO_RANKS], ids=["one rank", "two ranks"])
+def test_conversations_on_a_pool_that_is_too_small(
+    models: dict[str, Path], block: int, ranks: dict[str, Any]
+) -> None:
+    """Two engines share a pool for a tenth of it all, each with room for few requests itself."""
+    fixed = {"dtype": "float32", "block_size": block, "max_model_len": 1024}
+    with Engine(models["float32"], **fixed) as without:
+        expected = converse([without])
+    few = {**fixed, **ranks, "num_gpu_blocks_override": 1536 // block}
+    with LocalPool("24MiB", entries=1024) as small, ExitStack() as stack:
+        both = [stack.enter_context(engine(models["float32"], small, **few)) for _ in range(2)]
+        found = converse(both)
+        evictions = read_server(small.root).evictions
+    assert {one.reason for one in found} == {"length"}
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+    hits = [one.cached for one in found]
+    assert evictions > 1000 and sum(hits) > 10_000, (evictions, sum(hits))
+    assert any(one.cached < other.cached for one, other in zip(found, expected))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
+def test_conversations_that_never_hit_the_engine_itself(
+    models: dict[str, Path], pool: LocalPool, dtype: str
+) -> None:
+    """Where rounding depends on what is computed together: the hits must be as long."""
+    fixed = {"max_model_len": 1024, "block_size": 32}
+    if dtype == "fp8":
+        fixed["kv_cache_dtype"] = "fp8"
+    with Engine(models["bfloat16"], **fixed) as without:
+        expected = converse([without])
+    with ExitStack() as stack:
+        both = [stack.enter_context(engine(models["bfloat16"], pool, **fixed)) for _ in range(2)]
+        found = converse(both, forget=True)
+    assert [one.cached for one in found] == [one.cached for one in expected]
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+
+
+# ---- what goes wrong ----
+
+
+@pytest.fixture(scope="module")
+def cold(models: dict[str, Path]) -> dict[int, list[int]]:
+    """Tokens of prompts by their seed, without EMS."""
+    with Engine(models["float32"], dtype="float32") as without:
+        return {seed: without.generate([prompt(seed)])[0].tokens for seed in range(10, 22)}
+
+
+def check(one: Engine, cold: dict[int, list[int]], seeds: Sequence[int]) -> list[int]:
+    """Generate in one batch; return how much was cached."""
+    found = one.generate([prompt(seed) for seed in seeds])
+    assert [answer.tokens for answer in found] == [cold[seed] for seed in seeds]
+    assert {answer.reason for answer in found} == {"length"}
+    return [answer.cached for answer in found]
+
+
+@pytest.mark.parametrize("load", ["sync", "async"])
+@pytest.mark.parametrize("separate", [False, True], ids=["one process", "own processes"])
+def test_a_server_that_is_absent_killed_frozen_and_back(
+    models: dict[str, Path],
+    pool: LocalPool,
+    cold: dict[int, list[int]],
+    load: str,
+    separate: bool,
+) -> None:
+    pool.kill()
+    fixed = {"dtype": "float32", "separate": separate}
+    with engine(models["float32"], pool, {"load": load, "init_timeout_ms": 300}, **fixed) as one:
+        assert check(one, cold, [10, 11]) == [0, 0]  # absent from the start
+        pool.start()
+        wait_for_hits(one, prompt(12))
+        assert check(one, cold, [13, 14]) == [0, 0]
+        one.forget()
+        assert check(one, cold, [13, 14]) == [512, 512]
+        pool.kill()
+        one.forget()
+        assert check(one, cold, [13, 14, 15]) == [512, 512, 0]  # hits go on, saves are off
+        pool.start()
+        wait_for_hits(one, prompt(16))
+        assert pool.process is not None
+        os.kill(pool.process.pid, signal.SIGSTOP)
+        one.forget()
+        started = time.monotonic()
+        assert check(one, cold, [13, 14, 17]) == [512, 512, 0]
+        assert check(one, cold, [18, 19]) == [0, 0]
+        assert time.monotonic() - started < 10
+        os.kill(pool.process.pid, signal.SIGCONT)
+        wait_for_hits(one, prompt(20))
+        pool.restart()
+        wait_for_hits(one, prompt(21))
+        check(one, cold, list(range(10, 22)))
+
+
+def test_a_pool_that_is_full_of_what_is_being_saved(
+    models: dict[str, Path], cold: dict[int, list[int]]
+) -> None:
+    """Twelve prompts of 4 blocks of 512 KiB at once, and room for two blocks."""
+    with (
+        LocalPool("1MiB", entries=64) as tiny,
+        engine(models["float32"], tiny, dtype="float32", disable_log_stats=False) as one,
+    ):
+        for _ in range(3):
+            check(one, cold, list(range(10, 22)))
+            one.forget()
+        figures = one.metrics()
+        assert read_server(tiny.root).evictions > 20
+    assert figures["no_room_blocks"] > 20
+
+
+@pytest.mark.parametrize("load", ["sync", "async"])
+@pytest.mark.parametrize("separate", [False, True], ids=["one process", "own processes"])
+def test_an_sdk_that_raises_now_and_then(
+    models: dict[str, Path],
+    pool: LocalPool,
+    cold: dict[int, list[int]],
+    load: str,
+    separate: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    transfer = {
+        **ems_transfer(pool.root, load=load, probe_interval_s=0.02),
+        "kv_connector_module_path": "faulty_ems",
+    }
+    few = {"num_gpu_blocks_override": 24, "max_model_len": 1024}
+    with Engine(models["float32"], transfer, dtype="float32", separate=separate, **few) as one:
+        hits = 0
+        for _ in range(12):
+            hits += sum(check(one, cold, list(range(10, 22))))
+            one.forget()
+        told = "".join(one.log)
+    assert "fault " in told, "nothing was ever raised"
+    assert hits > 0
+
+
+def test_with_checksums_noise_is_computed(
+    models: dict[str, Path], pool: LocalPool, cold: dict[int, list[int]]
+) -> None:
+    with engine(models["float32"], pool, dtype="float32") as one:
+        check(one, cold, [10, 11])
+    with (Path(pool.root) / "data.0").open("r+b") as data:
+        data.seek(2 << 20)  # the prologue
+        data.write(random.Random(0).randbytes(64 << 20))
+    with engine(models["float32"], pool, {"verify": True}, dtype="float32") as careful:
+        check(careful, cold, [10, 11])
+
+
+def test_a_policy_that_ends_requests_is_refused_at_the_start(
+    models: dict[str, Path], pool: LocalPool
+) -> None:
+    with pytest.raises(RuntimeError, match='Set "kv_load_failure_policy": "recompute"'):
+        Engine(models["bfloat16"], ems_transfer(pool.root, policy="fail"))
