@@ -167,7 +167,8 @@ class Pool:
         header = pool._writer.header()
         if header["state"] != LAYOUT["STATE_ACTIVE"]:
             raise ValueError(f"the pool is in state {header['state']}, not active")
-        if geometry(header["capacity"], header["slots"]) != sizes:
+        said = geometry(header["capacity"], header["slots"])
+        if said != sizes or header["reservations"] != sizes.reservations:
             raise ValueError("the pool has another geometry than its header says")
         pool.epoch = pool._writer.new_epoch(pid)
         for session in range(MAX_SESSIONS + 1):

@@ -76,6 +76,7 @@ def test_readers(changes: list[tuple[int, int, int]]) -> None:
 @bounded(150)
 @given(spoils)
 @example([(160, 8, 0)])
+@example([(136, 8, 0)])  # no reservations: nothing could ever be saved
 def test_recovery(changes: list[tuple[int, int, int]]) -> None:
     memory = filled()
     spoil(memory, changes)
