@@ -14,7 +14,7 @@ from vllm_prompts import engine, prompt, wait_for_hits
 from ems.testing import LocalPool
 from ems.testing.vllm_engine import Engine, Generated
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)  # a minute where nothing else runs
 
 # Of other lengths, together in a step.
 PROMPTS = [prompt(1), prompt(2, 728), prompt(3, 127)]
