@@ -218,6 +218,7 @@ class Engine:
             if line.startswith(MARK):
                 answer: dict[str, Any] = json.loads(line[len(MARK) :])
                 return answer
+            self.log.append(line)  # vLLM writes its log there
         self._reader.join(5)
         raise RuntimeError("the engine ended:\n" + "".join(self.log)[-6000:])
 
