@@ -3,12 +3,14 @@
     python benchmarks/bench_verify.py
 
 Two clients of one pool in one process, one that compares and one that does not, load the same
-blocks in turns: over more memory than caches hold, each pair a quarter of it away from the last.
+blocks, in an order left to chance: over more memory than caches hold, each pair a quarter of it
+away from the last. One thread copies, so that nothing else is found out and chosen meanwhile.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import random
 import statistics
 import time
 from typing import Any
@@ -20,6 +22,7 @@ from ems.common.config import check_config
 from ems.common.option import CcKvOption
 from ems.testing.figures import wait_until_prepared
 from ems.testing.local_pool import LocalPool
+from ems.transfer import share_big_copies
 from ems_native import _copy
 from ems_native._copy import KvBufferWrapper
 
@@ -59,7 +62,9 @@ def measure_verify(pairs: int, blocks: int = 32, block_bytes: int = 2 << 20) -> 
             assert settings.instance is not None
             clients.append((client, ContextCaching(client, None, settings.instance)))
         try:
+            share_big_copies(1)
             wait_until_prepared(pool.root)
+            chance = random.Random(1)
             compares, does_not = (cc for _, cc in clients)
             sets = [_batch(number, blocks, block_bytes) for number in range(_SETS)]
             for names, values, _ in sets:
@@ -68,7 +73,7 @@ def measure_verify(pairs: int, blocks: int = 32, block_bytes: int = 2 << 20) -> 
             for turn in range(_WARM + pairs):
                 names, values, _ = sets[turn * 2 % _SETS + turn // _SETS % 2]
                 pair = [0.0, 0.0]
-                for which in (0, 1) if turn % 2 else (1, 0):
+                for which in chance.sample((0, 1), 2):
                     cc = does_not if which else compares
                     started = time.perf_counter()
                     result = cc.load(option, names, values)
