@@ -39,6 +39,7 @@ from ems.common.exception import (
 from ems.common.metrics import PAGE_COUNTERS, Count
 from ems.devices.base import Device
 from ems.home import HomeLoop
+from ems.rpc._pb.ems.v1 import ProbeReply
 from ems.rpc.channel import Credentials, PoolChannel, Reason, Refused, Resumed, Unavailable
 from ems.shm import layout
 from ems_native._index import ABI_VERSION, LAYOUT
@@ -287,7 +288,15 @@ class Session:
             return False
         if self._channel is not None:
             self._channel.drop_idle()
-        return reply.epoch == self._epoch
+        return self._is_ours(reply)
+
+    def _is_ours(self, reply: ProbeReply) -> bool:
+        """Whether the server that answered is that of our pool: a new pool may be of our epoch."""
+        mapping = self._mapping
+        return mapping is not None and (reply.pool_id, reply.epoch) == (
+            mapping.pool_id,
+            self._epoch,
+        )
 
     async def _attach(self, deadline: Deadline) -> None:
         assert self._attach_lock is not None
@@ -416,7 +425,7 @@ class Session:
                 try:
                     async with PoolChannel(self._root) as channel:
                         reply = await channel.probe(deadline)
-                    if reply.epoch == self._epoch:
+                    if self._is_ours(reply):
                         return True
                 except DeadlineExpired:
                     return False

@@ -59,6 +59,7 @@ def test_a_registered_cache_needs_no_second_registration(local_pool: LocalPool, 
             for name in ("index", "recency", "counters", "data.0"):
                 os.unlink(os.path.join(local_pool.root, name))
         local_pool.start()
+        # A new pool begins with the epoch that the old one had: it is another one all the same.
         wait_until(lambda: Ems.check_health() and Ems.stats()["attaches"] == 2)
         kept = CcResult(2, 2) if how == "killed" else CcResult(0, 2)
         assert cc.exists([10, 11]) == kept
