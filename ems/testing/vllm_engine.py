@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # not between our answers
     "TOKENIZERS_PARALLELISM": "false",
 }
 
@@ -218,7 +219,6 @@ class Engine:
             if line.startswith(MARK):
                 answer: dict[str, Any] = json.loads(line[len(MARK) :])
                 return answer
-            self.log.append(line)  # vLLM writes its log there
         self._reader.join(5)
         raise RuntimeError("the engine ended:\n" + "".join(self.log)[-6000:])
 
