@@ -1,6 +1,6 @@
 /* What the server remembers of the use of entries, to tell which are worth keeping.
  *
- * Private memory of the server, 17 bytes a slot: the recency word of each entry at the last look,
+ * Private memory of the server, 15 bytes a slot: the recency word of each entry at the last look,
  * how it was saved, and for keys that are gone (ghosts) their last word. From these it counts, by
  * class and age, how long keys waited and how often they were used again; class: uses so far, length
  * of the piece that the block was saved in, whether it was the piece's last. `learn` turns that into

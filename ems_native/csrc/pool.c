@@ -1,9 +1,11 @@
 #include "pool_internal.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define EMS_SHARE 7ull
+#define ORPHAN_STEPS 8
 
 /* ---- entries ------------------------------------------------------------------------------- */
 
@@ -73,31 +75,52 @@ static uint64_t find_slot(struct ems_pool *p, const uint64_t digest[2])
     return UINT64_MAX;
 }
 
-/* Where a new key goes: a free slot of the emptier candidate, else the oldest of the sixteen. */
+/* Whether a block before it in its chain is known to be gone, so that nobody finds this one. */
+static int is_orphan(const struct ems_pool *p, uint64_t slot)
+{
+    for (unsigned steps = 0; steps < ORPHAN_STEPS; steps++) {
+        uint64_t link = ems_entry_at(p, slot)->predecessor, before = (uint32_t)link - 1ull;
+        if (!link || before >= p->nslots)
+            return 0;
+        if (p->unit_of[before] == EMS_NONE || (uint32_t)ems_entry_at(p, before)->sequence != link >> 32)
+            return 1;
+        slot = before;
+    }
+    return 0;
+}
+
+/* Where a new key goes: a free slot of the emptier candidate, else that of the worst of the sixteen:
+ * first one that nobody can find any more, then by what the last list of victims went by. In a pool
+ * with a slot a block nearly every save ends here, and each victim leaves a hole in its chain. */
 static uint64_t choose_slot(const struct ems_pool *p, const uint64_t digest[2])
 {
-    uint64_t candidates[2], oldest = 0, oldest_mark = UINT64_MAX, empty = 0;
+    uint64_t candidates[2], worst = 0, worst_mark = 0, empty = 0;
+    float worst_value = INFINITY;
     unsigned most_empty = 0;
     ems_candidates(digest, p->nbuckets, candidates);
     for (int c = 0; c < 2; c++) {
         unsigned nempty = 0;
-        uint64_t an_empty = 0;
         for (unsigned i = 0; i < EMS_BUCKET_SLOTS; i++) {
             uint64_t slot = candidates[c] * EMS_BUCKET_SLOTS + i;
-            if (p->unit_of[slot] == EMS_NONE) {
-                if (nempty++ == 0)
-                    an_empty = slot;
-            } else if (ems_get(&p->recency[slot]) < oldest_mark) {
-                oldest = slot;
-                oldest_mark = ems_get(&p->recency[slot]);
+            if (p->unit_of[slot] == EMS_NONE && ++nempty > most_empty) {
+                most_empty = nempty;
+                empty = slot;
             }
         }
-        if (nempty > most_empty) {
-            most_empty = nempty;
-            empty = an_empty;
+    }
+    if (most_empty)
+        return empty;
+    for (unsigned i = 0; i < 2 * EMS_BUCKET_SLOTS; i++) {
+        uint64_t slot = candidates[i / EMS_BUCKET_SLOTS] * EMS_BUCKET_SLOTS + i % EMS_BUCKET_SLOTS;
+        uint64_t mark = ems_get(&p->recency[slot]);
+        float value = is_orphan(p, slot) ? -1 : p->by_value ? ems_history_value(&p->history, slot, mark) : 0;
+        if (value < worst_value || (value == worst_value && mark < worst_mark)) {
+            worst = slot;
+            worst_value = value;
+            worst_mark = mark;
         }
     }
-    return most_empty ? empty : oldest;
+    return worst;
 }
 
 static void release_extent(struct ems_pool *p, uint32_t unit)

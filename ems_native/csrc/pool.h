@@ -42,6 +42,7 @@ struct ems_pool {
     struct ems_history history;
     struct ems_past *pasts; /* scratch of a commit */
     uint32_t npasts;
+    int by_value; /* what the last list of victims went by */
     struct ems_pool_link *links;
     uint32_t *busy_heads, *request_heads;
     uint32_t *free_records;

@@ -96,6 +96,7 @@ uint32_t ems_pool_worst(struct ems_pool *p, uint64_t bucket, uint64_t nbuckets, 
     uint32_t n = 0;
     if (!heap)
         return 0;
+    p->by_value = by_value;
     ems_history_advance(h, ems_get(&p->header->heartbeat_ns));
     for (uint64_t slot = bucket * EMS_BUCKET_SLOTS; slot < end * EMS_BUCKET_SLOTS; slot++) {
         if (p->unit_of[slot] == EMS_NONE)

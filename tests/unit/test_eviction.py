@@ -80,6 +80,23 @@ def test_who_took_the_place_of_a_head_is_not_lifted() -> None:
     assert {n: recency_word(memory, n).value for n in there} == there
 
 
+def test_where_no_slot_is_free_those_go_first_that_nobody_can_find() -> None:
+    """One slot a block: a chain that lost its head makes way before older ones that are whole."""
+    memory = MemoryPool(64 * UNIT, entries=16)  # two buckets: every key may live in every slot
+    session = memory.session()
+    whole = [("whole", n) for n in range(8)]
+    save(memory, session, whole, 1)
+    save(memory, session, [("broken", n) for n in range(8)], 2)
+    head = memory.pool.locate(digest_of(("broken", 0)))
+    assert head is not None
+    assert memory.pool.drop(head[0], head[1])
+    for turn in range(8):
+        save(memory, session, [("new", turn)], 3 + turn)
+    assert load(memory, whole) == 8
+    assert not any(memory.present(("broken", n)) for n in range(8))
+    memory.check()
+
+
 # ---- hints that are none -------------------------------------------------------------------------
 
 
