@@ -41,6 +41,7 @@ cdef extern from "layout.h":
     cdef struct ems_header:
         uint64_t epoch
         uint64_t heartbeat_ns
+        uint64_t frame_bytes
         uint64_t server_pid
         uint64_t capacity
         uint64_t data_bytes
@@ -255,6 +256,10 @@ cdef class Reader:
         """(bytes that are prepared for use, bytes there will be)."""
         cdef const ems_header *h = self.reader.header
         return ems_get(&h.ready_bytes), ems_get(&h.capacity)
+
+    def frame_bytes(self):
+        """Bytes that the server wants to be asked for by one message; 0 when it does not say."""
+        return ems_get(&self.reader.header.frame_bytes)
 
     def header(self):
         """Everything the header says, by name."""
@@ -508,7 +513,8 @@ cdef class Writer:
     def set_created(self, uint64_t realtime_ns):
         ems_set(&self.pool.header.created_ns, realtime_ns)
 
-    def beat(self, uint64_t now_ns):
+    def beat(self, uint64_t now_ns, uint64_t frame_bytes):
+        ems_set(&self.pool.header.frame_bytes, frame_bytes)
         ems_set_release(&self.pool.header.heartbeat_ns, now_ns)
 
     def new_epoch(self, uint64_t pid):

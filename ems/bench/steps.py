@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 from ems.bench.figure import Figure, at_most
-from ems.client.operations import FRAME_BYTES, MAX_FRAME_KEYS
+from ems.client.saving import MAX_FRAME_KEYS
 from ems.rpc import frames
+from ems.rpc.frames import MIN_FRAME_BYTES
 from ems.server.write_channel import WriteServer
 from ems.testing.memory_pool import UNIT, MemoryPool, u32s, u64s
 
@@ -122,7 +123,7 @@ async def _measure(settings: StepsSettings) -> list[Figure]:
 def _steps(fed: _Fed, keys: int) -> Iterator[tuple[str, float]]:
     pool = fed.memory.pool
     for evicted in (1, 16):
-        count = min(keys, FRAME_BYTES // (evicted * UNIT))  # what our client asks for at a time
+        count = min(keys, MIN_FRAME_BYTES // (evicted * UNIT))  # what our client asks for at a time
         request, granted, seconds = fed.reserve(count, evicted)
         yield f"reserve {count:,} keys that evict {evicted} each", seconds
         yield f"commit {count:,} keys", fed.commit(request, granted)

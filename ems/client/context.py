@@ -36,6 +36,9 @@ class Reading(Protocol):
     def room(self) -> tuple[int, int]:
         """Return the bytes of the pool that are prepared for use, and those there will be."""
 
+    def frame_bytes(self) -> int:
+        """Return what the server wants to be asked for by one message; 0 when it does not say."""
+
     def pulse(self) -> tuple[int, int, int]:
         """Return state of the pool, epoch, heartbeat."""
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
-from ems.client.operations import OperationCancelled
+from ems.client.batch import OperationCancelled
 from ems.client.schedule import Kind, Schedule
 from ems.common.deadline import Deadline
 from ems.common.exception import EmsErrorCode, EmsException, internal_error, invalid_argument

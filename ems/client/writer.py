@@ -16,9 +16,6 @@ from ems.common.deadline import Deadline, DeadlineExpired
 from ems.rpc import frames
 from ems.rpc.frames import ANSWER, HEADER_BYTES, FrameError, Kind
 
-GRANTED, PRESENT, NO_ROOM, BUSY = range(4)
-COMMITTED, KEPT, LOST = range(3)
-
 _PLACE_WORDS = 5  # slot, version, offset, length, checksum
 _OFFSET, _LENGTH, _CHECKSUM = 2, 3, 4
 _ALL_POSITIONS = array("I", range(frames.MAX_KEYS)).tobytes()

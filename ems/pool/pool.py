@@ -15,13 +15,13 @@ from typing import Callable
 
 from ems.pool.eviction import EvictionPolicy, LearnedValue
 from ems.pool.geometry import Geometry, geometry
+from ems.rpc.frames import MAX_FRAME_BYTES, MIN_FRAME_BYTES, NO_ROOM
 from ems_native._index import LAYOUT, Writer, format_index
 
 UNIT = LAYOUT["UNIT"]
 MAX_SESSIONS = LAYOUT["MAX_SESSIONS"] - 1  # id 0 is nobody
 
-GRANTED, PRESENT, NO_ROOM, BUSY = range(4)
-COMMITTED, KEPT, LOST = range(3)
+_FRAME_EVICTIONS = MIN_FRAME_BYTES // UNIT  # what one message may evict: some 8 ms of the loop
 
 # A batch makes room for this share of the pool, and as many units, at most at a time.
 _AHEAD_SHARE = 50
@@ -357,8 +357,13 @@ class Pool:
     # ---- header ----------------------------------------------------------------------------
 
     def beat(self, now_ns: int) -> None:
-        """Show that the loop runs; every 100 ms."""
-        self._writer.beat(now_ns)
+        """Show that the loop runs; every 100 ms. Says also what clients may ask for at once."""
+        _, ready, free, _, entries, _ = self._writer.space()
+        evictable = (
+            (ready - free) * UNIT // entries * _FRAME_EVICTIONS if entries else MAX_FRAME_BYTES
+        )
+        most = min(evictable, self.geometry.capacity // 4, MAX_FRAME_BYTES)
+        self._writer.beat(now_ns, max(most, MIN_FRAME_BYTES))
 
     def set_server_state(self, state: ServerState) -> None:
         """Say what the server does; while it drains, nothing new is reserved."""

@@ -32,10 +32,21 @@ MAX_KEYS = 8192
 MAX_PAYLOAD_BYTES = 8 + 24 * MAX_KEYS
 SECRET_BYTES = 16
 
+MIN_FRAME_BYTES = 24 << 20
+"""A client may always reserve as much by one message. A pool of blocks of 4 KiB evicts 6,144 of
+them for it, which keeps the server's loop busy for some 8 ms."""
+MAX_FRAME_BYTES = 64 << 20
+"""What the server lets it be in a pool of larger blocks, and of four times the size."""
+
 ANSWER = 0x80
 FLAG_REPLACE = 1
 FLAG_FORCE = 2
 FLAG_CHAIN = 1
+
+# Status of a key, in the answer to RESERVE ...
+GRANTED, PRESENT, NO_ROOM, BUSY = range(4)
+# ... and to COMMIT.
+COMMITTED, KEPT, LOST = range(3)
 
 _HELLO = struct.Struct("<II16s")
 HELLO_BYTES = _HELLO.size

@@ -16,9 +16,8 @@ from collections import OrderedDict
 from typing import Callable, cast
 
 from ems.pool import Pool
-from ems.pool.pool import NO_ROOM
 from ems.rpc import frames
-from ems.rpc.frames import ANSWER, HEADER_BYTES, FrameError, Kind
+from ems.rpc.frames import ANSWER, HEADER_BYTES, NO_ROOM, FrameError, Kind
 from ems_native._copy import checksum
 
 _log = logging.getLogger("ems.server.write_channel")

@@ -63,7 +63,8 @@ struct ems_header {
     uint64_t created_ns; /* CLOCK_REALTIME */
     uint64_t verify;     /* default of clients: verify checksums on load */
     uint64_t server_state; /* enum ems_server_state; readers do not care */
-    uint64_t unused[6];
+    uint64_t frame_bytes;  /* that a client should reserve by one message; 0 = not said */
+    uint64_t unused[5];
 };
 
 /* One cache line. `version` is odd while the server changes the entry and is never reused for

@@ -22,7 +22,7 @@ from fix_serve import status_of as status_at
 
 from ems import CcKvOption, CcResult, ContextCaching, Ems
 from ems.common.deadline import DeadlineExpired
-from ems.pool.pool import GRANTED, NO_ROOM
+from ems.rpc.frames import GRANTED, NO_ROOM
 from ems.shm import layout
 from ems.shm.segment import Segment
 from ems.testing import LocalPool

@@ -73,7 +73,8 @@ def test_a_value_larger_than_a_slice_and_many_slices(
 
 
 @pytest.mark.parametrize(
-    ("nblocks", "pieces", "nbytes"), [(32, 122, 16 * KIB), (32, 3904, 2 * KIB)]
+    ("nblocks", "pieces", "nbytes"),
+    [(32, 122, 16 * KIB), (32, 3904, 2 * KIB), (32, 122, 512 * KIB)],
 )
 def test_a_batch_is_one_submission(
     npu_cc: ContextCaching,

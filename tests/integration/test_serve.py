@@ -14,8 +14,8 @@ import pytest
 from fix_serve import BareClient, ServeProcess, attach, run_ems, soon, status_of
 
 from ems.client.writer import ChannelBroken
-from ems.pool.pool import COMMITTED, GRANTED, NO_ROOM
 from ems.rpc.channel import Credentials, Reason, Refused, Resumed
+from ems.rpc.frames import COMMITTED, GRANTED, NO_ROOM
 from ems.shm import layout
 
 Serve = Callable[..., ServeProcess]

@@ -17,8 +17,8 @@ from served_pool import BLOCK, SECRET, ServedPool
 
 from ems.client.writer import ChannelBroken, WriteChannel
 from ems.common.deadline import Deadline, DeadlineExpired
-from ems.pool.pool import BUSY, COMMITTED, GRANTED, LOST, NO_ROOM, PRESENT
 from ems.rpc import frames
+from ems.rpc.frames import BUSY, COMMITTED, GRANTED, LOST, NO_ROOM, PRESENT
 from ems.testing.memory_pool import digest_of, u64s
 
 

@@ -14,7 +14,7 @@ import random
 import pytest
 
 from ems.pool.audit import audit
-from ems.pool.pool import COMMITTED, GRANTED, KEPT, LOST
+from ems.rpc.frames import COMMITTED, GRANTED, KEPT, LOST
 from ems.testing.memory_pool import UNIT, MemoryPool, digest_of, u32s, u64s
 from ems_native._index import LAYOUT
 

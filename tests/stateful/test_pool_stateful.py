@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ems.pool.pool import BUSY, COMMITTED, GRANTED, KEPT, LOST, NO_ROOM, PRESENT
+from ems.rpc.frames import BUSY, COMMITTED, GRANTED, KEPT, LOST, NO_ROOM, PRESENT
 from ems.testing.memory_pool import UNIT, MemoryPool, digest_of, u32s, u64s
 
 KEYS = st.integers(0, 40)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from ems.client.batch import OperationCancelled
 from ems.client.core import Core
-from ems.client.operations import OperationCancelled
 from ems.client.schedule import Kind
 from ems.common.deadline import Deadline
 from ems.common.exception import EmsErrorCode, io_error

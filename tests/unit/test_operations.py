@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from client_bench import Bench, Buffers, digests_of, pattern
 
-from ems.client import operations
-from ems.client.operations import OperationCancelled, load, save
+from ems.client import operations, saving
+from ems.client.batch import OperationCancelled
+from ems.client.operations import load, save
 from ems.client.writer import ChannelBroken
 from ems.common.deadline import Deadline, DeadlineExpired
 from ems.common.exception import EmsErrorCode, EmsException
@@ -125,7 +126,7 @@ def test_chunks_of_a_large_batch_are_validated_one_by_one(
 def test_a_batch_larger_than_a_frame_is_split(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "MAX_FRAME_KEYS", 3)
+    monkeypatch.setattr(saving, "MAX_FRAME_KEYS", 3)
     keys = [f"k{n}" for n in range(8)]
     values = [pattern(key, 100 + n) for n, key in enumerate(keys)]
     source = Buffers(values)

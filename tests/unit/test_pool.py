@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ems.pool import PoolFull, geometry
-from ems.pool.pool import BUSY, COMMITTED, GRANTED, KEPT, LOST, MAX_SESSIONS, NO_ROOM, PRESENT
+from ems.pool.pool import MAX_SESSIONS
+from ems.rpc.frames import BUSY, COMMITTED, GRANTED, KEPT, LOST, NO_ROOM, PRESENT
 from ems.testing.memory_pool import UNIT, MemoryPool, digest_of, u32s, u64s
 
 BLOCK = 16 * UNIT
@@ -334,3 +335,19 @@ def test_nobody_is_evicted_while_memory_is_still_prepared() -> None:
     assert memory.reader.room() == (64 * BLOCK, 64 * BLOCK)
     assert memory.save(session, 3, dict.fromkeys(range(3, 53), BLOCK)) == 50
     assert memory.pool.stats().evictions == 0
+
+
+def test_clients_may_ask_for_more_at_once_where_blocks_are_large() -> None:
+    def frame_bytes(blocks: int, block_bytes: int, capacity: int) -> int:
+        memory = MemoryPool(capacity)
+        if blocks:
+            memory.save(memory.session(), 1, dict.fromkeys(map(str, range(blocks)), block_bytes))
+        memory.pool.beat(memory.now_ns)
+        return memory.reader.frame_bytes()
+
+    assert frame_bytes(0, 4096, 1 << 30) == 64 << 20
+    assert frame_bytes(100, 4096, 1 << 30) == 24 << 20
+    assert frame_bytes(100, 8192, 1 << 30) == 48 << 20
+    assert frame_bytes(100, 1 << 20, 1 << 30) == 64 << 20
+    assert frame_bytes(10, 1 << 20, 128 << 20) == 32 << 20
+    assert frame_bytes(10, 1 << 20, 64 << 20) == 24 << 20

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from v1_bench import Cache, V1Bench, filled, right, whole
 
 from ems import CcFuture, CcResult, EmsException
-from ems.client import operations
+from ems.client import saving
 from ems.client.stripes import PORTION_BYTES, Share, turns
 from ems.common.metrics import Count
 from ems.devices.base import DeviceError
@@ -72,7 +72,7 @@ class Pair:
 
 @pytest.fixture
 def pair(v1: V1Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    monkeypatch.setattr(operations, "PATIENCE_S", 30.0)  # for machines with more to do than this
+    monkeypatch.setattr(saving, "PATIENCE_S", 30.0)  # for machines with more to do than this
     made = Pair(v1)
     yield made
     made.close()
@@ -102,7 +102,7 @@ def test_a_rank_takes_over_what_its_peer_could_not_write(pair: Pair) -> None:
 def test_a_peer_that_is_stopped_is_not_waited_for(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(saving, "PATIENCE_S", 0.01)
     results: list[CcResult] = []
     pair.first.bench.faults.at["copy in"] = lambda: results.append(pair.other.save(**pair.given))
     assert pair.mine.save(**pair.given) == CcResult(4, 4)
