@@ -99,13 +99,16 @@ static uint64_t choose_slot(const struct ems_pool *p, const uint64_t digest[2])
     unsigned most_empty = 0;
     ems_candidates(digest, p->nbuckets, candidates);
     for (int c = 0; c < 2; c++) {
+        uint64_t an_empty = 0;
         unsigned nempty = 0;
         for (unsigned i = 0; i < EMS_BUCKET_SLOTS; i++) {
             uint64_t slot = candidates[c] * EMS_BUCKET_SLOTS + i;
-            if (p->unit_of[slot] == EMS_NONE && ++nempty > most_empty) {
-                most_empty = nempty;
-                empty = slot;
-            }
+            if (p->unit_of[slot] == EMS_NONE && nempty++ == 0)
+                an_empty = slot;
+        }
+        if (nempty > most_empty) {
+            most_empty = nempty;
+            empty = an_empty;
         }
     }
     if (most_empty)

@@ -82,7 +82,7 @@ static void mend_entries(struct ems_pool *p)
         const struct ems_entry *e = ems_entry_at(p, slot);
         uint64_t tag = *ems_tag_at(p, slot), candidates[2], bucket = slot / EMS_BUCKET_SLOTS;
         p->unit_of[slot] = EMS_NONE;
-        if (e->version == 0 && tag == 0)
+        if (e->version == 0 && tag == 0 && e->length == 0)
             continue;
         ems_candidates(e->digest, p->nbuckets, candidates);
         if (!(e->version & 1) && in_data(p, e->offset, e->length) && tag == ems_tag(e->digest) &&

@@ -9,6 +9,7 @@ from fuzz import bounded
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ems.pool.audit import audit
 from ems.shm import layout
 from ems.testing.memory_pool import UNIT, MemoryPool, digest_of, u64s
 from ems_native._index import LAYOUT, Reader
@@ -93,6 +94,24 @@ def test_recovery(changes: list[tuple[int, int, int]]) -> None:
     sizes: dict[object, int] = dict.fromkeys(range(KEYS), UNIT)
     assert memory.save(session, 77, sizes) == KEYS
     memory.check()
+
+
+bucket_bytes = st.integers(
+    LAYOUT["BUCKETS_OFFSET"], LAYOUT["BUCKETS_OFFSET"] + 8 * LAYOUT["BUCKET_BYTES"] - 8
+)
+
+
+@bounded(150)
+@given(st.lists(st.tuples(bucket_bytes, st.sampled_from([1, 8]), words), min_size=1, max_size=6))
+@example([(LAYOUT["BUCKETS_OFFSET"] + 64 * (1 + slot) + 32, 8, UNIT) for slot in range(8)])
+def test_nothing_is_left_for_fsck_to_find(changes: list[tuple[int, int, int]]) -> None:
+    """Also where nobody ever saved: the example writes the lengths of the slots of one bucket."""
+    memory = filled()
+    spoil(memory, changes)
+    memory.recover()
+    memory.check()
+    index = (ctypes.c_char * memory.geometry.index_bytes).from_address(memory.index_address)
+    assert audit(memoryview(index), memory.geometry, lambda session: False).findings == ()
 
 
 @given(st.one_of(st.binary(max_size=80), st.binary(min_size=64, max_size=64)))
