@@ -62,6 +62,12 @@ cdef class BlockNames:
 
     cdef ems_blake2b _state
 
+    def __init__(self, bytes key not None, bytes space not None):
+        if not 1 <= len(key) <= 64:
+            raise ValueError(f"key has {len(key)} bytes, must have 1 to 64")
+        ems_blake2b_start(&self._state, PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), DIGEST_BYTES)
+        ems_blake2b_update(&self._state, PyBytes_AS_STRING(space), PyBytes_GET_SIZE(space))
+
     def of_keys(self, key_list, Py_ssize_t most, encode):
         """Return the digests of keys, one after the other.
 
@@ -100,12 +106,6 @@ cdef class BlockNames:
                 ems_blake2b_update(&state, PyBytes_AS_STRING(other), PyBytes_GET_SIZE(other))
             ems_blake2b_finish(&state, target + 16 * k, DIGEST_BYTES)
         return out
-
-    def __init__(self, bytes key not None, bytes space not None):
-        if not 1 <= len(key) <= 64:
-            raise ValueError(f"key has {len(key)} bytes, must have 1 to 64")
-        ems_blake2b_start(&self._state, PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), DIGEST_BYTES)
-        ems_blake2b_update(&self._state, PyBytes_AS_STRING(space), PyBytes_GET_SIZE(space))
 
     def digests(self, hashes, bytes counts=None, int64_t whole=0, bint texts=False):
         """Return the digests of ``hashes`` (ints; with ``texts`` also bytes), one after the other.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ems.bench.contender import Contender
-from ems.bench.figure import Figure, at_least, percentile
+from ems.bench.figure import Figure, at_least, figured, percentile
 from ems.bench.machine import Machine, read_machine
 from ems.bench.peers.catalogue import EMS, PEERS, Peer
 from ems.common.exception import EmsException, invalid_argument
@@ -121,8 +121,7 @@ class Comparison:
 
     def as_dict(self) -> dict[str, object]:
         """Return the report as plain data, ready for JSON."""
-        figures = [one.as_dict() for one in self.figures]
-        return {**dataclasses.asdict(self), "figures": figures}
+        return figured(self)
 
 
 def compare(

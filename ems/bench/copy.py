@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator
 
 from ems import CcKvOption, CcResult, Ems
-from ems.bench.figure import Figure, at_least, take_turns
+from ems.bench.figure import Figure, at_least, figured, take_turns
 from ems.bench.fresh import FreshJob, judge_fresh, measure_fresh
 from ems.bench.machine import Machine, read_machine
 from ems.bench.memory import BlockMemory
@@ -93,8 +93,7 @@ class CopyReport:
 
     def as_dict(self) -> dict[str, object]:
         """Return the report as plain data, ready for JSON."""
-        figures = [one.as_dict() for one in self.figures]
-        return {**dataclasses.asdict(self), "figures": figures}
+        return figured(self)
 
 
 def measure_copy(settings: CopySettings) -> CopyReport:

@@ -15,7 +15,6 @@ from ems.bench.machine import Machine
 from ems.bench.plots import plot_bars, plot_panels
 from ems.bench.roof import Rate
 from ems.common.exception import invalid_argument, io_error
-from ems.common.size import format_size
 
 __all__ = ["BEGIN", "END", "Run", "read_run", "write_document"]
 
@@ -224,7 +223,7 @@ def _comparison(timings: Sequence[Timing], operation: str) -> Iterator[str]:
                 first, second = f"{one.gb_per_s:.2f}", f" ({one.p99_us / 1e3:.1f})"
             bold = "**" if one.median_us == best.get(one.shape) else ""
             cells.setdefault(_name(one), {})[one.shape] = f"{bold}{first}{bold}{second}"
-        heads = [f"{one.keys} x {format_size(one.value_bytes)}" for one in shapes]
+        heads = map(str, shapes)
         rows = ([name, *(row.get(one, "") for one in shapes)] for name, row in cells.items())
         yield from _table(("", *heads), rows)
         yield ""

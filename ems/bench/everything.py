@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ems.bench.comparison import Comparison, ComparisonSettings, Shape, compare
 from ems.bench.copy import SHAPES, CopyReport, CopySettings, measure_copy
-from ems.bench.figure import Figure
+from ems.bench.figure import Figure, figured
 from ems.bench.latency import LatencySettings, measure_latency
 from ems.bench.lookup import LookupSettings
 from ems.bench.machine import Machine, read_machine
@@ -112,8 +112,7 @@ class Everything:
 
     def as_dict(self) -> dict[str, object]:
         """Return the report as plain data, ready for JSON and `ems bench report`."""
-        figures = [one.as_dict() for one in self.figures]
-        return {**dataclasses.asdict(self), "figures": figures, "mismatches": self.mismatches}
+        return {**figured(self), "mismatches": self.mismatches}
 
 
 def measure_everything(

@@ -6,11 +6,13 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 __all__ = [
     "Figure",
     "at_least",
     "at_most",
+    "figured",
     "median_us",
     "percentile",
     "print_figures",
@@ -63,6 +65,22 @@ class Figure:
     def as_dict(self) -> dict[str, object]:
         """The figure as plain data."""
         return {**dataclasses.asdict(self), "reached": self.reached}
+
+
+class Figured(Protocol):
+    """A dataclass that judges itself."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def figures(self) -> Sequence[Figure]:
+        """The figures for which something is wanted."""
+
+
+def figured(report: Figured) -> dict[str, object]:
+    """Return a report as plain data, ready for JSON, with its figures as they are judged."""
+    figures = [one.as_dict() for one in report.figures]
+    return {**dataclasses.asdict(report), "figures": figures}
 
 
 def at_least(

@@ -17,6 +17,7 @@ from ems.bench.bare_writer import BareWriter
 from ems.bench.figure import (
     Figure,
     at_most,
+    figured,
     median_us,
     percentile,
     take_turns,
@@ -67,8 +68,7 @@ class LatencyReport:
 
     def as_dict(self) -> dict[str, object]:
         """Return the report as plain data, ready for JSON."""
-        figures = [one.as_dict() for one in self.figures]
-        return {**dataclasses.asdict(self), "figures": figures}
+        return figured(self)
 
 
 def measure_latency(settings: LatencySettings) -> LatencyReport:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from ems.bench.conversations import make_conversations
-from ems.bench.figure import Figure, at_least, at_most
+from ems.bench.figure import Figure, at_least, at_most, figured
 from ems.bench.report import Report
 from ems.bench.runner import run_workload
 from ems.bench.simulation import distinct_blocks, simulate
@@ -86,8 +86,7 @@ class ReplayReport:
 
     def as_dict(self) -> dict[str, object]:
         """Return the report as plain data, ready for JSON."""
-        figures = [one.as_dict() for one in self.figures]
-        return {**dataclasses.asdict(self), "figures": figures}
+        return figured(self)
 
 
 def measure_replay(

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from ems import CcKvOption, Ems, KvBufferWrapper
-from ems.bench.figure import Figure, at_least, take_turns
+from ems.bench.figure import Figure, at_least, figured, take_turns
 from ems.bench.machine import Machine, read_machine
 from ems.common.exception import internal_error
 from ems.common.size import format_size
@@ -88,8 +88,7 @@ class RoofReport:
 
     def as_dict(self) -> dict[str, object]:
         """Return the report as plain data, ready for JSON."""
-        figures = [one.as_dict() for one in self.figures]
-        return {**dataclasses.asdict(self), "figures": figures}
+        return figured(self)
 
 
 def measure_roof(settings: RoofSettings) -> RoofReport:

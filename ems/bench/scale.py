@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from ems.bench.figure import Figure
+from ems.bench.figure import Figure, figured
 from ems.bench.footprint import measure_client, measure_slot
 from ems.bench.lookup import LookupSettings, measure_lookup
 from ems.bench.machine import Machine, read_machine
@@ -39,8 +39,7 @@ class ScaleReport:
 
     def as_dict(self) -> dict[str, object]:
         """Return the report as plain data, ready for JSON."""
-        figures = [one.as_dict() for one in self.figures]
-        return {**dataclasses.asdict(self), "figures": figures}
+        return figured(self)
 
 
 def measure_scale(

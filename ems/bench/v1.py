@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 
 from ems import CcConfig_v1, CcKvOption, CcResult, ContextCaching, Ems, EmsConfig, KVCacheType
-from ems.bench.figure import Figure, at_least, at_most, median_us, take_turns
+from ems.bench.figure import Figure, at_least, at_most, figured, median_us, take_turns
 from ems.bench.machine import Machine, read_machine
 from ems.common.exception import internal_error
 from ems.common.size import format_size
@@ -120,8 +120,7 @@ class BlocksReport:
 
     def as_dict(self) -> dict[str, object]:
         """Return the report as plain data, ready for JSON."""
-        found = dataclasses.asdict(self)
-        return {**found, "figures": [one.as_dict() for one in self.figures]}
+        return figured(self)
 
 
 def measure_blocks(settings: BlocksSettings) -> BlocksReport:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ems.bench.figure import Figure, at_most
+from ems.bench.figure import Figure, at_most, figured
 from ems.bench.machine import Machine, read_machine
 from ems.testing import LocalPool
 from ems.testing.vllm_engine import MODELS, VOCABULARY, Engine, ems_transfer, make_model
@@ -98,8 +98,7 @@ class VllmReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain data."""
-        figures = [figure.as_dict() for figure in self.figures]
-        return {**dataclasses.asdict(self), "figures": figures}
+        return figured(self)
 
 
 def measure_vllm(

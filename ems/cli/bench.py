@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ems.bench.command import EXIT_MISMATCH, size, told_as_errors
+from ems.bench.command import EXIT_MISMATCH, size, told, told_as_errors
 from ems.bench.copy import CopyReport, measure_copy
 from ems.bench.everything import copy_settings
 from ems.bench.figure import Figure, print_figures
@@ -181,7 +181,7 @@ def scale(
         StepsSettings(entries),
     )
     with told_as_errors():
-        report = measure_scale(settings, lambda text: click.echo(text, err=True))
+        report = measure_scale(settings, told)
     if as_json:
         click.echo(json.dumps(report.as_dict(), indent=2))
     else:

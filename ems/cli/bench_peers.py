@@ -10,7 +10,7 @@ from ems.bench.command import EXIT_MISMATCH, fail, told, told_as_errors
 from ems.bench.comparison import SHAPES, Comparison, ComparisonSettings, Shape, compare
 from ems.bench.figure import print_figures
 from ems.bench.peers.catalogue import PEERS, install
-from ems.common.size import format_size, parse_size
+from ems.common.size import parse_size
 
 __all__ = ["environments", "peers"]
 
@@ -105,9 +105,8 @@ def _print(report: Comparison) -> None:
         f"\n{'':<24}{'':<16}{'a call':<14}{'calls':>7}{'median us':>12}{'p99 us':>12}{'GB/s':>8}"
     )
     for one in report.timings:
-        shape = f"{one.keys} x {format_size(one.value_bytes)}"
         click.echo(
-            f"{one.contender:<24}{one.operation:<16}{shape:<14}{one.calls:>7}"
+            f"{one.contender:<24}{one.operation:<16}{one.shape!s:<14}{one.calls:>7}"
             f"{one.median_us:>12.1f}{one.p99_us:>12.1f}{one.gb_per_s:>8.2f}"
         )
     click.echo(f"\nmismatches {report.mismatches}\n")

@@ -7,7 +7,7 @@ import json
 
 import click
 
-from ems.bench.command import EXIT_MISMATCH, fail, size, told_as_errors
+from ems.bench.command import EXIT_MISMATCH, fail, size, told, told_as_errors
 from ems.bench.figure import print_figures
 from ems.bench.plots import plot_lines
 from ems.bench.vllm import VllmReport, VllmSettings, measure_vllm
@@ -87,7 +87,7 @@ def vllm(
         peers=peers,
     )
     with told_as_errors():
-        report = measure_vllm(settings, lambda text: click.echo(text, err=True))
+        report = measure_vllm(settings, told)
     if plot_path is not None:
         _plot(report, plot_path)
     if as_json:

@@ -16,16 +16,12 @@ __all__ = [
     "CANCELLED",
     "CHECKSUM",
     "DEADLINE",
-    "DIGEST_BYTES",
-    "PLACE_BYTES",
     "CopyDeadline",
     "OperationCancelled",
     "key_ends",
     "keys_within",
 ]
 
-PLACE_BYTES = 40
-DIGEST_BYTES = 16
 # Plain ints: an enum member costs a look-up at each use, and a small load counts five times.
 DEADLINE, CANCELLED, CHECKSUM = (
     int(CopyEnd.DEADLINE),

@@ -84,13 +84,14 @@ class Mapping:
         All of it if its pages are huge, else a window; `quick`: only what takes a moment.
         """
         header = self.reader.header()
-        ready = LAYOUT["DATA_START"] + header["ready_bytes"]
+        most = self._data.nbytes
         if header["page_kind"] not in _HUGE:
-            ready = 0 if quick else min(ready, SMALL_PAGE_WINDOW_BYTES)
+            most = min(most, 0 if quick else SMALL_PAGE_WINDOW_BYTES)
         elif quick:
-            ready = min(ready, QUICK_BYTES)
-        if ready:
-            _shm.populate(self.data, min(ready, self._data.nbytes), True)
+            most = min(most, QUICK_BYTES)
+        if most:
+            ready = LAYOUT["DATA_START"] + header["ready_bytes"]
+            _shm.populate(self.data, min(most, ready), True)
 
 
 def _opened(root: str, name: str, *, writable: bool) -> contextlib.closing[Segment]:

@@ -18,8 +18,6 @@ from ems.client.batch import (
     CANCELLED,
     CHECKSUM,
     DEADLINE,
-    DIGEST_BYTES,
-    PLACE_BYTES,
     CopyDeadline,
     OperationCancelled,
     key_ends,
@@ -30,8 +28,9 @@ from ems.client.saving import Save
 from ems.client.stripes import Share
 from ems.common.deadline import Deadline, DeadlineExpired
 from ems.common.exception import EmsErrorCode, EmsException, internal_error, io_error
+from ems.common.key import DIGEST_BYTES
 from ems.common.metrics import Count
-from ems.devices.base import DeviceError
+from ems.devices.base import PLACE_BYTES, PLACE_WORDS, DeviceError
 from ems_native._shm import monotonic_ns
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def _note_miss(
         context.broken()
     elif miss == _MISS_CHECKSUM:
         digest = digests[DIGEST_BYTES * key : DIGEST_BYTES * (key + 1)]
-        slot, version = memoryview(places).cast("Q")[5 * key : 5 * key + 2]
+        slot, version = memoryview(places).cast("Q")[PLACE_WORDS * key :][:2]
         _log.error("load: block %s in slot %d is corrupt in the pool", digest.hex(), slot)
         add(Count.SUSPECTS, 1)
         context.suspect(digest, version)

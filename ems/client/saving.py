@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Union
 from ems.client.batch import (
     CANCELLED,
     DEADLINE,
-    DIGEST_BYTES,
-    PLACE_BYTES,
     CopyDeadline,
     OperationCancelled,
     key_ends,
@@ -20,8 +18,9 @@ from ems.client.batch import (
 from ems.client.context import Context
 from ems.client.stripes import Share, turns
 from ems.common.deadline import Deadline, DeadlineExpired
+from ems.common.key import DIGEST_BYTES
 from ems.common.metrics import Count
-from ems.devices.base import DeviceError
+from ems.devices.base import PLACE_BYTES, DeviceError
 from ems.rpc.frames import (
     BUSY,
     COMMITTED,

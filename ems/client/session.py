@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
-import functools
 import logging
 import os
 import random
@@ -362,9 +361,13 @@ class Session:
             broken=self.nudge,
             keep=mapping,
         )
+
+        def make_first_calls_warm() -> None:
+            write_channel.connect(deadline)
+            mapping.populate(quick=True)
+
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._helper, write_channel.connect, deadline)
-        await loop.run_in_executor(self._helper, functools.partial(mapping.populate, quick=True))
+        await loop.run_in_executor(self._helper, make_first_calls_warm)
         self._arrived(reply.epoch)
         self._helper.submit(mapping.populate)
 

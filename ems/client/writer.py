@@ -13,11 +13,16 @@ import threading
 from array import array
 
 from ems.common.deadline import Deadline, DeadlineExpired
+from ems.devices.base import (
+    PLACE_BYTES,
+    PLACE_CHECKSUM,
+    PLACE_LENGTH,
+    PLACE_OFFSET,
+    PLACE_WORDS,
+)
 from ems.rpc import frames
 from ems.rpc.frames import ANSWER, HEADER_BYTES, FrameError, Kind
 
-_PLACE_WORDS = 5  # slot, version, offset, length, checksum
-_OFFSET, _LENGTH, _CHECKSUM = 2, 3, 4
 _ALL_POSITIONS = array("I", range(frames.MAX_KEYS)).tobytes()
 _IDLE_CONNECTIONS = 16
 _RECEIVE_BYTES = 64 << 10
@@ -83,10 +88,10 @@ class WriteChannel:
         count = len(lengths) // 8
         if len(answer) != 9 * count:
             raise ChannelBroken(f"the server answered {len(answer)} bytes for {count} keys")
-        places = bytearray(8 * _PLACE_WORDS * count)
+        places = bytearray(PLACE_BYTES * count)
         words = memoryview(places).cast("Q")
-        words[_OFFSET::_PLACE_WORDS] = memoryview(answer)[: 8 * count].cast("Q")
-        words[_LENGTH::_PLACE_WORDS] = memoryview(lengths).cast("Q")
+        words[PLACE_OFFSET::PLACE_WORDS] = memoryview(answer)[: 8 * count].cast("Q")
+        words[PLACE_LENGTH::PLACE_WORDS] = memoryview(lengths).cast("Q")
         return answer[8 * count :], places
 
     def commit(
@@ -106,7 +111,7 @@ class WriteChannel:
             DeadlineExpired: no answer in time; what was committed is unknown.
             ChannelBroken: likewise, the server went away.
         """
-        checksums = memoryview(places).cast("Q")[_CHECKSUM::_PLACE_WORDS]
+        checksums = memoryview(places).cast("Q")[PLACE_CHECKSUM::PLACE_WORDS]
         if positions is None:
             count = len(checksums)
             column = _ALL_POSITIONS[: 4 * count]

@@ -15,7 +15,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from ems_native._copy import CancelFlag, Spans
 
-__all__ = ["AdmittedCopies", "CopyEnd", "Copier", "Device", "DeviceError", "NoContextError"]
+__all__ = [
+    "PLACE_BYTES",
+    "PLACE_CHECKSUM",
+    "PLACE_LENGTH",
+    "PLACE_OFFSET",
+    "PLACE_WORDS",
+    "AdmittedCopies",
+    "CopyEnd",
+    "Copier",
+    "Device",
+    "DeviceError",
+    "NoContextError",
+]
+
+# Where a key lies in the pool: slot, version, offset, length, checksum, 64 bits each.
+PLACE_WORDS, PLACE_OFFSET, PLACE_LENGTH, PLACE_CHECKSUM = 5, 2, 3, 4
+PLACE_BYTES = 8 * PLACE_WORDS
 
 
 class DeviceError(Exception):
@@ -66,7 +82,7 @@ class Copier(Protocol):
             first: first key.
             count: number of keys.
             base: address that the offsets in `places` count from.
-            places: 40 bytes a key, from key 0 on.
+            places: `PLACE_BYTES` a key, from key 0 on.
             cancel: looked at while copying.
             deadline_ns: on CLOCK_MONOTONIC, 0 for none.
             mask: a byte a key, from key 0 on; keys with 0 are left out.

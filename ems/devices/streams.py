@@ -18,7 +18,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ems.common.exception import EmsException, internal_error, invalid_argument
-from ems.devices.base import AdmittedCopies, CopyEnd, DeviceError
+from ems.devices.base import (
+    PLACE_OFFSET,
+    PLACE_WORDS,
+    AdmittedCopies,
+    CopyEnd,
+    DeviceError,
+)
 from ems.devices.limits import Limits
 from ems.devices.unit import Thread, Unit
 from ems_native import _copy
@@ -32,7 +38,6 @@ __all__ = ["StreamDevice", "refuse_mixture"]
 
 CHUNK_BYTES = 64 << 20
 """Of a load: one submission, one wait. A call costs a device more than an entry that changes."""
-PLACE_WORDS, _OFFSET, _LENGTH, _CHECKSUM = 5, 2, 3, 4
 _ALIGNMENT = 64
 
 
@@ -347,7 +352,7 @@ def _verified(first: int, count: int, base: int, places: bytearray) -> tuple[int
     """Compare the checksums of what the device has read."""
     words = memoryview(places).cast("Q")
     for key in range(first, first + count):
-        offset, length, checksum = words[PLACE_WORDS * key + _OFFSET : PLACE_WORDS * key + 5]
+        offset, length, checksum = words[PLACE_WORDS * key + PLACE_OFFSET : PLACE_WORDS * (key + 1)]
         if _copy.checksum(base + offset, length) != checksum:
             return key, CopyEnd.CHECKSUM
     return first + count, CopyEnd.DONE

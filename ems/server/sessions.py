@@ -1,7 +1,7 @@
 """Who is attached, and the proof that somebody is gone.
 
     attach ──▶ OPEN ──(its lock was seen)──▶ LIVING ──(its lock is free)──▶ closed
-                 └──(not locked within 5 s: it was  never granted anything)───┘
+                 └──(not locked within 5 s: it was never granted anything)───┘
 
 A session that is closed gives its reservations back, and its counters go to the totals.
 

@@ -10,9 +10,9 @@
 #include "copy.h"
 
 #include <string.h>
-#include <time.h>
 
 #include "checksum.h"
+#include "clock.h"
 
 /* Smaller values, and smaller parts of a big one, go through the caches: they may be warm, and are
  * likely to be used at once. On cold memory streaming wins from 4 KiB on. */
@@ -47,14 +47,6 @@ const char *ems_copy_setup(const char *name)
     return NULL;
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* The state of a batch. */
 struct batch {
     const struct ems_copy_limits *limits;
@@ -74,7 +66,7 @@ static int may_go_on(struct batch *batch, size_t nbytes)
     }
     if (limits->cancelled && __atomic_load_n(limits->cancelled, __ATOMIC_ACQUIRE))
         batch->reason = EMS_COPY_CANCELLED;
-    else if (limits->deadline_ns && now_ns() >= limits->deadline_ns)
+    else if (limits->deadline_ns && ems_now_ns() >= limits->deadline_ns)
         batch->reason = EMS_COPY_DEADLINE;
     else
         batch->credit = EMS_COPY_SLICE - nbytes;

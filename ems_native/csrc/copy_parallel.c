@@ -13,13 +13,13 @@
  * but for every sixteenth batch.
  *
  * Helpers start when first wanted and live as long as the process: not with the first batch, which
- * pays for its page faults already (the first load of a fresh client took 1.3 ms longer). A forked child has none and
- * starts its own.
+ * pays for its page faults already (the first load of a fresh client took 1.3 ms longer). A forked
+ * child has none and starts its own.
  */
 #include <pthread.h>
 #include <signal.h>
-#include <time.h>
 
+#include "clock.h"
 #include "copy.h"
 
 /* A helper is awake some 30 us after the offer, in which half a megabyte is copied. Measured with two
@@ -179,14 +179,6 @@ static void start_helpers(void)
     pthread_attr_destroy(&attributes);
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static void spin_for_helpers(const struct offer *offer)
 {
     uint64_t until = 0;
@@ -196,7 +188,7 @@ static void spin_for_helpers(const struct offer *offer)
         __builtin_ia32_pause();
 #endif
         if (turn % 64 == 0) {
-            uint64_t now = now_ns();
+            uint64_t now = ems_now_ns();
 
             if (!until)
                 until = now + SPIN_NS;
@@ -281,7 +273,7 @@ size_t ems_copy_batch(const struct ems_batch *batch, int *reason)
     if (!__atomic_load_n(&wanted, __ATOMIC_RELAXED) || batch->count == 1 ||
         (nbytes = batch_bytes(batch)) < PARALLEL_BYTES)
         return copy_keys(batch, batch->first, batch->count, reason);
-    begin = now_ns();
+    begin = ems_now_ns();
     rate = rate_of(nbytes, batch->into_pool);
     pthread_mutex_lock(&lock);
     shared = choose_shared(rate);
@@ -293,7 +285,7 @@ size_t ems_copy_batch(const struct ems_batch *batch, int *reason)
         pthread_mutex_lock(&lock);
     }
     if (offer.reason == EMS_COPY_DONE)
-        learn(shared ? &rate->shared : &rate->alone, now_ns() - begin, nbytes);
+        learn(shared ? &rate->shared : &rate->alone, ems_now_ns() - begin, nbytes);
     pthread_mutex_unlock(&lock);
     *reason = offer.reason;
     return offer.stopped;

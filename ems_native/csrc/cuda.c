@@ -1,6 +1,7 @@
 /* device.h over the CUDA driver. */
 #include "cuda_api.h"
 #include "device.h"
+#include "clock.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -146,25 +147,17 @@ int ems_runtime_stream_destroy(struct ems_runtime *runtime, void *stream)
     return runtime->cuda.stream_destroy(stream);
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 int ems_runtime_synchronize(struct ems_runtime *runtime, void *stream, int timeout_ms, int *ended)
 {
     struct timespec pause = {0, POLL_NS};
-    uint64_t from = now_ns(), waited = 0;
+    uint64_t from = ems_now_ns(), waited = 0;
 
     for (*ended = 1;;) {
         int code = runtime->cuda.stream_query(stream);
 
         if (code != EMS_CUDA_NOT_READY)
             return code;
-        waited = now_ns() - from;
+        waited = ems_now_ns() - from;
         if (timeout_ms >= 0 && waited >= (uint64_t)timeout_ms * 1000000) {
             *ended = 0;
             return 0;
