@@ -112,7 +112,10 @@ def _load(
     ends = None if spans.nbytes <= chunk_bytes else key_ends(spans)
     first = attempts = 0
     while first < nkeys:
-        count = nkeys - first if ends is None else keys_within(ends, first, chunk_bytes)
+        if attempts:
+            count = 1  # whoever copies a whole batch again is likely to be overtaken again
+        else:
+            count = nkeys - first if ends is None else keys_within(ends, first, chunk_bytes)
         found, miss = reader.lookup(digests, spans.lengths, first, count, places, tick)
         if found:
             end, why = context.device.copy_out(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from client_bench import Bench, Buffers, digests_of, pattern
@@ -244,6 +245,24 @@ def test_an_entry_that_always_changes_becomes_a_miss(bench: Bench) -> None:
     assert load_all(bench)[0] == 0
     assert bench.counters[Count.LOAD_RETRIES] == operations.ATTEMPTS
     assert bench.counters[Count.MISS_CHANGING] == 1
+
+
+def test_a_key_is_read_again_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_all(bench)
+    change = overwrite(bench, "new")
+    copy_out = bench.context.device.copy_out
+    counts: list[int] = []
+
+    def overtaken(*arguments: Any) -> tuple[int, int]:
+        answer = copy_out(*arguments)
+        counts.append(arguments[2])
+        if arguments[2] > 1:  # whoever copies a batch is slow
+            change()
+        return answer
+
+    monkeypatch.setattr(bench.context.device, "copy_out", overtaken)
+    assert load_all(bench)[0] == 4
+    assert counts == [4, 1, 3, 1, 2, 1, 1]
 
 
 def test_a_change_in_the_middle_keeps_what_was_read_before_it(bench: Bench) -> None:
