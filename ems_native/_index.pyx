@@ -134,6 +134,7 @@ LAYOUT = {
     "HEADER_OFFSET": EMS_HEADER_OFFSET,
     "BUCKETS_OFFSET": EMS_BUCKETS_OFFSET,
     "RECENCY_OFFSET": EMS_RECENCY_OFFSET,
+    "TICK_NS": 1 << EMS_TICK_SHIFT,
     "STATE_FORMATTING": EMS_FORMATTING,
     "STATE_ACTIVE": EMS_ACTIVE,
     "STATE_RETIRED": EMS_RETIRED,
@@ -341,6 +342,14 @@ cdef class Writer:
             <uint8_t *>PyByteArray_AS_STRING(statuses),
         )
         return bytes(statuses)
+
+    def rename(self, uint32_t session, uint64_t request, bytes digest):
+        """Gives the only key of a request another name; whether there is such a request."""
+        if session == 0 or session >= EMS_MAX_SESSIONS or len(digest) != 16:
+            raise ValueError("no such session, or a digest that is none")
+        cdef uint64_t name[2]
+        memcpy(name, PyBytes_AS_STRING(digest), 16)
+        return bool(ems_pool_rename(&self.pool, session, request, name))
 
     def abort(self, uint32_t session, uint64_t request):
         """Gives back what is left of a request; how many keys that were."""

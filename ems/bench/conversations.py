@@ -11,7 +11,6 @@ __all__ = ["make_conversations"]
 
 _BLOCK_TOKENS = 128
 _TOKEN_BYTES = 4
-_ACTIVE = 24  # conversations that go on at the same time
 _SYSTEM_PROMPTS = 4
 _SYSTEM_TOKENS = 1100
 _LAST_TURN_CHANCE = 0.12
@@ -42,8 +41,8 @@ class _Conversation:
         return Request(tuple(self._hashes), self._tokens)
 
 
-def make_conversations(count: int, seed: int = 1) -> Workload:
-    """Make `count` requests of interleaved conversations; the same for the same arguments.
+def make_conversations(count: int, seed: int = 1, active: int = 24) -> Workload:
+    """Make `count` requests of `active` conversations in turns; the same for the same arguments.
 
     Each conversation opens with one of a few system prompts. A request is the whole conversation so
     far and a new question; the answer is added to what the next one repeats.
@@ -54,13 +53,13 @@ def make_conversations(count: int, seed: int = 1) -> Workload:
         return rng.randbytes(number * _TOKEN_BYTES)
 
     prompts = [tokens(_SYSTEM_TOKENS) for _ in range(_SYSTEM_PROMPTS)]
-    active = [_Conversation(rng.choice(prompts)) for _ in range(_ACTIVE)]
+    going = [_Conversation(rng.choice(prompts)) for _ in range(active)]
     requests: list[Request] = []
     for _ in range(count):
-        which = rng.randrange(_ACTIVE)
-        active[which].say(tokens(rng.randint(*_USER_TOKENS)))
-        requests.append(active[which].request())
-        active[which].say(tokens(rng.randint(*_ANSWER_TOKENS)))
+        which = rng.randrange(active)
+        going[which].say(tokens(rng.randint(*_USER_TOKENS)))
+        requests.append(going[which].request())
+        going[which].say(tokens(rng.randint(*_ANSWER_TOKENS)))
         if rng.random() < _LAST_TURN_CHANCE:
-            active[which] = _Conversation(rng.choice(prompts))
+            going[which] = _Conversation(rng.choice(prompts))
     return Workload("multi-turn conversations", _BLOCK_TOKENS, tuple(requests))

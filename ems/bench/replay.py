@@ -9,7 +9,7 @@ from ems.bench.conversations import make_conversations
 from ems.bench.figure import Figure, at_least, at_most, figured
 from ems.bench.report import Report
 from ems.bench.runner import run_workload
-from ems.bench.simulation import distinct_blocks, simulate
+from ems.bench.simulation import SLOTS_PER_BLOCK, distinct_blocks, simulate
 from ems.bench.workload import Workload, read_mooncake_trace
 from ems.testing import LocalPool
 from ems.testing.figures import wait_until_prepared
@@ -92,7 +92,7 @@ class ReplayReport:
 def measure_replay(
     settings: ReplaySettings, progress: Callable[[str], object] = lambda text: None
 ) -> ReplayReport:
-    """Simulate, then replay with a pool of its own; nothing is left behind.
+    """Replay with a pool of its own, then simulate; nothing is left behind.
 
     Raises:
         EmsException: `EMS_INVALID_ARGUMENT` for a trace that cannot be read; whatever the pool
@@ -100,10 +100,8 @@ def measure_replay(
     """
     workload = settings.workload()
     blocks = max(1, int(settings.share * distinct_blocks(workload)))
-    progress(f"{workload.name}: simulating {len(workload.requests):,} requests")
-    outcome = simulate(workload, "pool", blocks)
-    progress(f"{workload.name}: replaying them")
-    with LocalPool(blocks * settings.block_bytes) as pool:
+    progress(f"{workload.name}: replaying {len(workload.requests):,} requests")
+    with LocalPool(blocks * settings.block_bytes, SLOTS_PER_BLOCK * blocks) as pool:
         wait_until_prepared(pool.root)
         report = run_workload(
             workload,
@@ -111,4 +109,7 @@ def measure_replay(
             processes=settings.processes,
             block_bytes=settings.block_bytes,
         )
+    progress(f"{workload.name}: simulating them")
+    # Of a pool of whole huge pages, which may be a few blocks more.
+    outcome = simulate(workload, "pool", report.capacity_bytes // settings.block_bytes)
     return ReplayReport(settings, report, outcome.token_ratio)

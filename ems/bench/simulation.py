@@ -18,7 +18,15 @@ from ems.common.exception import invalid_argument
 from ems.pool.eviction import EvictionPolicy, LearnedValue, LeastRecentlyUsed
 from ems.testing.memory_pool import UNIT, MemoryPool
 
-__all__ = ["DEFAULT_SHARES", "POLICIES", "Outcome", "distinct_blocks", "simulate", "simulate_all"]
+__all__ = [
+    "DEFAULT_SHARES",
+    "POLICIES",
+    "SLOTS_PER_BLOCK",
+    "Outcome",
+    "distinct_blocks",
+    "simulate",
+    "simulate_all",
+]
 
 DEFAULT_SHARES = (0.02, 0.05, 0.10, 0.25, 0.50)
 _POOL_POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {

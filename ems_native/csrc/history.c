@@ -6,7 +6,7 @@
 
 /* Weight, in reuses, of what is known of a wider class: a cell with fewer of its own leans on it. */
 #define PRIOR 30.0
-#define FIRST_SHIFT 6 /* ages begin at 64 ticks, 4 ms */
+#define FIRST_SHIFT 10 /* ages begin at 1,024 ticks, 4 ms */
 #define FINE 6      /* to the power of two: classes of age to an octave, for LRU's age */
 #define NOBODY_LEFT 1e-6
 

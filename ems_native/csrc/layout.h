@@ -128,9 +128,13 @@ static inline uint64_t ems_get_acquire(const uint64_t *p) { return __atomic_load
 static inline void ems_set(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 static inline void ems_set_release(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 
-/* Recency word: 48 bits of tick (65.536 us of CLOCK_MONOTONIC), 16 bits of use count. */
-#define EMS_TICK_SHIFT 16
-#define EMS_RECENT_TICKS 1526u /* about 100 ms: younger words are left alone */
+/* Recency word: 48 bits of tick (4.096 us of CLOCK_MONOTONIC: it wraps when a machine has been up for
+ * 36 years), 16 bits of use count. */
+#define EMS_TICK_SHIFT 12
+#define EMS_RECENT_TICKS 2441u /* about 10 ms: younger words are left alone */
+/* 400 ms: a server looks at its clock every 100 ms and when it is asked something, and no reader is
+ * further ahead of it. A word that is, is nonsense. */
+#define EMS_AHEAD_TICKS 97656u
 
 static inline uint64_t ems_tick(uint64_t ns) { return ns >> EMS_TICK_SHIFT; }
 static inline uint64_t ems_mark(uint64_t tick, uint64_t uses) { return (tick << 16) | (uses & 0xffff); }

@@ -3,8 +3,6 @@
 
 #include <stdlib.h>
 
-#define FUTURE_TICKS (4 * EMS_RECENT_TICKS)
-
 struct candidate {
     float value;
     uint64_t mark, slot;
@@ -39,7 +37,7 @@ static void sift_down(struct candidate *heap, uint32_t n, uint32_t i)
 static uint64_t word_of(struct ems_pool *p, uint64_t slot)
 {
     uint64_t word = ems_get(&p->recency[slot]);
-    if (ems_mark_tick(word) > p->history.now + FUTURE_TICKS) {
+    if (ems_mark_tick(word) > p->history.now + EMS_AHEAD_TICKS) {
         word = ems_mark(p->history.now, word);
         ems_set(&p->recency[slot], word);
     }

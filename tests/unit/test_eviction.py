@@ -124,6 +124,33 @@ def test_nonsense_in_every_word_costs_nothing_but_order() -> None:
     assert memory.pool.stats().entries == 64
 
 
+def test_a_machine_may_be_up_for_decades() -> None:
+    """A recency word has 48 bits for the time, which suffice for 36 years."""
+    memory = MemoryPool(256 * UNIT, policy=LeastRecentlyUsed)
+    memory.now_ns = 35 * 365 * 86400 * 10**9
+    session = memory.session()
+    save(memory, session, ["used"], 1)
+    for turn in range(60):
+        assert load(memory, ["used"]) == 1
+        save(memory, session, [(turn, n) for n in range(25)], 2 + turn)
+    assert recency_word(memory, "used").value >> 16 < 1 << 48
+    assert load(memory, [(59, n) for n in range(25)]) == 25
+    assert not memory.present((0, 0))
+
+
+def test_a_young_word_is_left_alone() -> None:
+    """Many readers of one key must not write one cache line all the time."""
+    memory = MemoryPool(64 * UNIT)
+    save(memory, memory.session(), ["hot"], 1)
+    saved = recency_word(memory, "hot").value
+    memory.later(ms=8)
+    assert memory.present("hot", mark=True)
+    assert recency_word(memory, "hot").value == saved
+    memory.later(ms=4)
+    assert memory.present("hot", mark=True)
+    assert recency_word(memory, "hot").value & 0xFFFF == (saved & 0xFFFF) + 1
+
+
 # ---- values against recency ----------------------------------------------------------------------
 
 
