@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Union
 
-from ems.client.ahead import Grant
 from ems.client.batch import (
     CANCELLED,
     DEADLINE,
@@ -21,7 +20,7 @@ from ems.client.stripes import Share, turns
 from ems.common.deadline import Deadline, DeadlineExpired
 from ems.common.key import DIGEST_BYTES
 from ems.common.metrics import Count
-from ems.devices.base import PLACE_BYTES, PLACE_LENGTH, DeviceError
+from ems.devices.base import PLACE_BYTES, DeviceError
 from ems.rpc.frames import (
     BUSY,
     COMMITTED,
@@ -56,7 +55,6 @@ _KEPT_FREE = 16  # part of a pool that a batch larger than it leaves to others a
 _PREPARATION_PAUSE_S = 0.02
 _SPARE_NS = 50_000_000
 """Who waits for memory leaves this much of his time for the result."""
-_ONE_GRANTED = bytes([GRANTED])
 _GRANTED_MASK = bytes([1]) + bytes(255)
 _SAVE_MESSAGES, _MESSAGES = int(Count.SAVE_MESSAGES), int(Count.MESSAGES)
 _SAVE_COMMITTED, _SAVE_BYTES = int(Count.SAVE_COMMITTED), int(Count.SAVE_BYTES)
@@ -209,17 +207,12 @@ class Save:
         context, channel = self._context, self._context.channel
         digests, lengths = self._columns(keys)
         self._check_cancelled()
-        ahead = self._granted_ahead(keys)
-        request = context.requests.begin(self._deadline) if ahead is None else ahead.request
-        messages = 0
+        request = context.requests.begin(self._deadline)
+        messages = 1
         try:
-            if ahead is None:
-                messages += 1
-                statuses, places = channel.reserve(
-                    request, digests, lengths, self._replace, force, self._deadline
-                )
-            else:
-                statuses, places = _ONE_GRANTED, ahead.place
+            statuses, places = channel.reserve(
+                request, digests, lengths, self._replace, force, self._deadline
+            )
             granted = statuses.count(GRANTED)
             outcomes = b""
             if granted:
@@ -229,13 +222,9 @@ class Save:
                 places = self._copy(keys, statuses, places, positions is None)
                 self._check_cancelled()
                 messages += 1
-                mark_ns = self._mark_ns(keys[0])
-                if len(keys) == 1:
-                    outcomes = self._put(request, digests, places, mark_ns)
-                else:
-                    outcomes = channel.commit(
-                        request, positions, places, self._chain, self._deadline, mark_ns
-                    )
+                outcomes = channel.commit(
+                    request, positions, places, self._chain, self._deadline, self._mark_ns(keys[0])
+                )
         except BaseException as error:
             messages += self._give_back(request, error)
             raise
@@ -244,32 +233,6 @@ class Save:
             context.counters.add(_MESSAGES, messages)
         context.requests.end(request)
         return self._tally(keys, statuses, outcomes)
-
-    def _granted_ahead(self, keys: _Keys) -> Grant | None:
-        # Ranks that share their saves want to know of each other, which only a reserve tells.
-        if len(keys) > 1 or self._share is not None:
-            return None
-        return self._context.ahead.take(self._spans.length_of(keys[0]), self._replace)
-
-    def _put(self, request: int, digest: bytes, place: bytearray, mark_ns: int) -> bytes:
-        """Commit the only key of a request; more of its kind may follow, which need room."""
-        ahead, replace = self._context.ahead, self._replace
-        length = int.from_bytes(place[8 * PLACE_LENGTH : 8 * PLACE_LENGTH + 8], "little")
-        following = 0
-        if self._share is None:
-            capacity = self._context.reader.room()[1]
-            following = ahead.ask(length, replace, capacity, self._deadline)
-        try:
-            outcome, other = self._context.channel.put(
-                request, digest, place, self._chain, self._deadline, mark_ns, following, replace
-            )
-        except BaseException:
-            if following:
-                ahead.unanswered(following)
-            raise
-        if following:
-            ahead.answered(following, other, length, replace)
-        return bytes((outcome,))
 
     def _columns(self, keys: _Keys) -> tuple[bytes, bytes]:
         digests, lengths = self._digests, self._spans.lengths
