@@ -343,6 +343,14 @@ cdef class Writer:
         )
         return bytes(statuses)
 
+    def rename(self, uint32_t session, uint64_t request, bytes digest):
+        """Gives the only key of a request another name; whether there is such a request."""
+        if session == 0 or session >= EMS_MAX_SESSIONS or len(digest) != 16:
+            raise ValueError("no such session, or a digest that is none")
+        cdef uint64_t name[2]
+        memcpy(name, PyBytes_AS_STRING(digest), 16)
+        return bool(ems_pool_rename(&self.pool, session, request, name))
+
     def abort(self, uint32_t session, uint64_t request):
         """Gives back what is left of a request; how many keys that were."""
         return ems_pool_abort(&self.pool, session, request)

@@ -49,6 +49,8 @@ cdef extern from "pool.h":
     void ems_pool_commit(ems_pool *p, uint32_t session, uint64_t request, uint32_t n,
                          const uint32_t *positions, const uint64_t *checksums, int chain,
                          uint64_t now_ns, uint8_t *statuses) nogil
+    int ems_pool_rename(ems_pool *p, uint32_t session, uint64_t request,
+                        const uint64_t *digest) nogil
     uint32_t ems_pool_abort(ems_pool *p, uint32_t session, uint64_t request) nogil
     uint32_t ems_pool_release_session(ems_pool *p, uint32_t session, const uint64_t *keep,
                                       uint32_t nkeep) nogil

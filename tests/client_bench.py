@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from ems.client.ahead import Ahead
 from ems.client.context import Context
 from ems.client.requests import RequestBook
 from ems.client.writer import ChannelBroken
@@ -16,6 +17,7 @@ from ems.common.deadline import Deadline, DeadlineExpired
 from ems.common.metrics import Count
 from ems.devices.base import Device
 from ems.devices.cpu import CpuDevice
+from ems.rpc.frames import GRANTED, Put
 from ems.testing.memory_pool import MemoryPool, digest_of
 from ems_native._copy import CancelFlag, KvBufferWrapper, Spans
 
@@ -107,6 +109,21 @@ class DirectChannel:
         self._answer("commit", deadline)
         return outcome
 
+    def put(self, request: int, what: Put, deadline: Deadline) -> tuple[int, bytearray | None]:
+        self._arrive("commit", deadline)
+        pool, mark_ns = self.memory.pool, what.mark_ns or self.memory.later()
+        outcome = pool.put(self.session, request, what.digest, what.checksum, what.chain, mark_ns)
+        place = None
+        if what.following:
+            name, length = what.following.to_bytes(16, "little"), what.length.to_bytes(8, "little")
+            statuses, offset = pool.reserve(
+                self.session, what.following, name, length, what.replace, True, mark_ns
+            )
+            if statuses[0] == GRANTED:
+                place = bytearray(bytes(16) + offset + length + bytes(8))
+        self._answer("commit", deadline)
+        return outcome, place
+
     def abort(self, request: int, deadline: Deadline) -> None:
         self._arrive("abort", deadline)
         self.memory.pool.abort(self.session, request)
@@ -194,6 +211,7 @@ class Bench:
             verify=True,
             channel=self.channel,
             requests=self.requests,
+            ahead=Ahead(self.requests),
             suspect=lambda digest, version: self.suspects.append((digest, version)),
             broken=self.broken.set,
         )

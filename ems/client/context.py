@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
+from ems.client.ahead import Ahead
 from ems.client.requests import RequestBook
 from ems.common.deadline import Deadline
 from ems.devices.base import Copier
+from ems.rpc.frames import Put
 
 __all__ = ["Context", "Counting", "Reading", "Writing"]
 
@@ -75,6 +77,9 @@ class Writing(Protocol):
     ) -> bytes:
         """Publish keys; a status per position."""
 
+    def put(self, request: int, what: Put, deadline: Deadline) -> tuple[int, bytearray | None]:
+        """Publish one key; its status, and a place for another."""
+
     def abort(self, request: int, deadline: Deadline) -> None:
         """Give back what is left of a request."""
 
@@ -91,6 +96,7 @@ class Context:
         verify: whether loads compare checksums.
         channel: to the server.
         requests: those under way on it.
+        ahead: room for the next small value.
         suspect: told (digest, version) of a block that did not match its checksum; must not wait.
         broken: told that the channel broke; must not wait.
         keep: whatever must stay alive (the mapping) as long as somebody works on it.
@@ -103,6 +109,7 @@ class Context:
     verify: bool
     channel: Writing
     requests: RequestBook
+    ahead: Ahead
     suspect: Callable[[bytes, int], object]
     broken: Callable[[], object]
     keep: object = None

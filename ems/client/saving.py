@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Union
 
+from ems.client.ahead import Grant
 from ems.client.batch import (
     CANCELLED,
     DEADLINE,
@@ -20,7 +21,7 @@ from ems.client.stripes import Share, turns
 from ems.common.deadline import Deadline, DeadlineExpired
 from ems.common.key import DIGEST_BYTES
 from ems.common.metrics import Count
-from ems.devices.base import PLACE_BYTES, DeviceError
+from ems.devices.base import PLACE_BYTES, PLACE_CHECKSUM, PLACE_LENGTH, DeviceError
 from ems.rpc.frames import (
     BUSY,
     COMMITTED,
@@ -30,6 +31,7 @@ from ems.rpc.frames import (
     MAX_FRAME_BYTES,
     MIN_FRAME_BYTES,
     PRESENT,
+    Put,
 )
 from ems_native._index import LAYOUT
 from ems_native._shm import monotonic_ns
@@ -55,6 +57,7 @@ _KEPT_FREE = 16  # part of a pool that a batch larger than it leaves to others a
 _PREPARATION_PAUSE_S = 0.02
 _SPARE_NS = 50_000_000
 """Who waits for memory leaves this much of his time for the result."""
+_ONE_GRANTED = bytes([GRANTED])
 _GRANTED_MASK = bytes([1]) + bytes(255)
 _SAVE_MESSAGES, _MESSAGES = int(Count.SAVE_MESSAGES), int(Count.MESSAGES)
 _SAVE_COMMITTED, _SAVE_BYTES = int(Count.SAVE_COMMITTED), int(Count.SAVE_BYTES)
@@ -207,12 +210,17 @@ class Save:
         context, channel = self._context, self._context.channel
         digests, lengths = self._columns(keys)
         self._check_cancelled()
-        request = context.requests.begin(self._deadline)
-        messages = 1
+        ahead = self._granted_ahead(keys)
+        request = context.requests.begin(self._deadline) if ahead is None else ahead.request
+        messages = 0
         try:
-            statuses, places = channel.reserve(
-                request, digests, lengths, self._replace, force, self._deadline
-            )
+            if ahead is None:
+                messages += 1
+                statuses, places = channel.reserve(
+                    request, digests, lengths, self._replace, force, self._deadline
+                )
+            else:
+                statuses, places = _ONE_GRANTED, ahead.place
             granted = statuses.count(GRANTED)
             outcomes = b""
             if granted:
@@ -222,9 +230,13 @@ class Save:
                 places = self._copy(keys, statuses, places, positions is None)
                 self._check_cancelled()
                 messages += 1
-                outcomes = channel.commit(
-                    request, positions, places, self._chain, self._deadline, self._mark_ns(keys[0])
-                )
+                mark_ns = self._mark_ns(keys[0])
+                if len(keys) == 1:
+                    outcomes = self._put(request, digests, places, mark_ns)
+                else:
+                    outcomes = channel.commit(
+                        request, positions, places, self._chain, self._deadline, mark_ns
+                    )
         except BaseException as error:
             messages += self._give_back(request, error)
             raise
@@ -233,6 +245,32 @@ class Save:
             context.counters.add(_MESSAGES, messages)
         context.requests.end(request)
         return self._tally(keys, statuses, outcomes)
+
+    def _granted_ahead(self, keys: _Keys) -> Grant | None:
+        # Ranks that share their saves want to know of each other, which only a reserve tells.
+        if len(keys) > 1 or self._share is not None:
+            return None
+        return self._context.ahead.take(self._spans.length_of(keys[0]), self._replace)
+
+    def _put(self, request: int, digest: bytes, place: bytearray, mark_ns: int) -> bytes:
+        """Commit the only key of a request; more of its kind may follow, which need room."""
+        ahead, replace = self._context.ahead, self._replace
+        words = memoryview(place).cast("Q")
+        length, checksum = words[PLACE_LENGTH], words[PLACE_CHECKSUM]
+        following = 0
+        if self._share is None:
+            capacity = self._context.reader.room()[1]
+            following = ahead.ask(length, replace, capacity, self._deadline)
+        what = Put(digest, checksum, self._chain, mark_ns, following, length, replace)
+        try:
+            outcome, other = self._context.channel.put(request, what, self._deadline)
+        except BaseException:
+            if following:
+                ahead.unanswered(following)
+            raise
+        if following:
+            ahead.answered(following, other, length, replace)
+        return bytes((outcome,))
 
     def _columns(self, keys: _Keys) -> tuple[bytes, bytes]:
         digests, lengths = self._digests, self._spans.lengths

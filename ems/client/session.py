@@ -23,6 +23,7 @@ from collections import deque
 
 import anyio
 
+from ems.client.ahead import Ahead
 from ems.client.context import Context
 from ems.client.mapping import Mapping, PoolChanged
 from ems.client.requests import RequestBook
@@ -266,6 +267,7 @@ class Session:
             if same and (doubted or self._heartbeat_age_ns(context) > QUIET_NS):
                 same = await self._still_there()
             if same:
+                context.ahead.expire()
                 await self._pay(context)
                 return True
             self._away()
@@ -349,6 +351,7 @@ class Session:
             os.path.join(self._root, layout.WRITE_SOCKET), reply.session_id, reply.secret
         )
         self._mapping, self._channel, self._secret = mapping, write_channel, reply.secret
+        requests = RequestBook(write_channel.next_request, self._wake_soon)
         self._context = Context(
             reader=mapping.reader,
             data=mapping.data,
@@ -356,7 +359,8 @@ class Session:
             device=self._device,
             verify=self._verifies(reply.verify),
             channel=write_channel,
-            requests=RequestBook(write_channel.next_request, self._wake_soon),
+            requests=requests,
+            ahead=Ahead(requests),
             suspect=self._suspect,
             broken=self.nudge,
             keep=mapping,

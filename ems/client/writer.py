@@ -21,11 +21,14 @@ from ems.devices.base import (
     PLACE_WORDS,
 )
 from ems.rpc import frames
-from ems.rpc.frames import ANSWER, HEADER_BYTES, FrameError, Kind
+from ems.rpc.frames import ANSWER, GRANTED, HEADER_BYTES, FrameError, Kind
+from ems_native._link import Link
 
 _ALL_POSITIONS = array("I", range(frames.MAX_KEYS)).tobytes()
 _IDLE_CONNECTIONS = 16
-_RECEIVE_BYTES = 64 << 10
+_AWAKE_NS = 200_000
+"""How long an exchange stays awake for its answer. A server that sleeps answers within 120 us here,
+and it must not look slow for that: if both sides slept, neither would find the other awake."""
 
 
 class ChannelBroken(OSError):
@@ -47,8 +50,8 @@ class WriteChannel:
         self._hello = frames.hello(session, secret)
         self._requests = itertools.count(1)
         self._lock = threading.Lock()
-        self._idle: list[socket.socket] = []
-        self._busy: list[socket.socket] = []
+        self._idle: list[_Connection] = []
+        self._busy: list[_Connection] = []
         self._generation = 0
         self._closed = False
 
@@ -127,6 +130,30 @@ class WriteChannel:
             raise ChannelBroken(f"the server answered {len(answer)} bytes for {count} keys")
         return answer
 
+    def put(
+        self, request: int, what: frames.Put, deadline: Deadline
+    ) -> tuple[int, bytearray | None]:
+        """Publish the only key of a request, and ask for room for another value of its length.
+
+        Returns:
+            A status as of `commit`, and the other place (40 bytes); None when there is none.
+
+        Raises:
+            DeadlineExpired: no answer in time; what was committed or granted is unknown.
+            ChannelBroken: likewise, the server went away.
+        """
+        answer = self._exchange(Kind.PUT, request, frames.put(request, what), deadline)
+        try:
+            offset, status, granted = frames.parse_put_answer(answer)
+        except FrameError as error:
+            raise ChannelBroken(str(error)) from error
+        if not what.following or granted != GRANTED:
+            return status, None
+        place = bytearray(PLACE_BYTES)
+        words = memoryview(place).cast("Q")
+        words[PLACE_OFFSET], words[PLACE_LENGTH] = offset, what.length
+        return status, place
+
     def abort(self, request: int, deadline: Deadline) -> None:
         """Give back what is left of a request. Idempotent, also before its grant was seen."""
         self._exchange(Kind.ABORT, request, frames.frame(Kind.ABORT, request), deadline)
@@ -145,8 +172,8 @@ class WriteChannel:
         with self._lock:
             self._generation += 1
             idle, self._idle = self._idle, []
-        for sock in idle:
-            sock.close()
+        for connection in idle:
+            connection.close()
 
     def close(self) -> None:
         """End all connections; exchanges under way fail at once with `ChannelBroken`."""
@@ -154,10 +181,8 @@ class WriteChannel:
             self._closed = True
             busy = list(self._busy)
         self.drop_idle()
-        for sock in busy:
-            # It may not be connected yet, or its thread may have closed it just now.
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        for connection in busy:
+            connection.shut()
 
     def forget(self) -> None:
         """In a forked child: close the parent's connections here, without a word to anybody.
@@ -165,85 +190,67 @@ class WriteChannel:
         Takes no lock: another thread may have held it at the fork.
         """
         self._closed = True
-        sockets, self._idle, self._busy = self._idle + self._busy, [], []
-        for sock in sockets:
-            sock.close()
+        connections, self._idle, self._busy = self._idle + self._busy, [], []
+        for connection in connections:
+            connection.close()
 
     # ---- one exchange ----
 
     def _exchange(self, kind: Kind, request: int, data: bytes, deadline: Deadline) -> bytes:
-        sock, generation = self._take(deadline)
+        connection, generation = self._take(deadline)
         healthy = False
         try:
-            answer = self._ask(sock, kind, request, data, deadline)
+            answer = self._ask(connection, kind, request, data, deadline)
             healthy = True
             return answer
-        except socket.timeout:
-            raise DeadlineExpired("the server did not answer in time") from None
-        except (OSError, FrameError) as error:
-            if isinstance(error, ChannelBroken):
-                raise
-            raise ChannelBroken(f"the connection to {self._path} broke: {error}") from error
         finally:
-            self._give_back(sock, generation if healthy else -1)
+            self._give_back(connection, generation if healthy else -1)
 
-    def _take(self, deadline: Deadline) -> tuple[socket.socket, int]:
+    def _take(self, deadline: Deadline) -> tuple[_Connection, int]:
         with self._lock:
             if self._closed:
                 raise ChannelBroken("the session is closed")
             generation = self._generation
             if self._idle:
-                sock = self._idle.pop()
-                self._busy.append(sock)
-                return sock, generation
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._busy.append(sock)
+                connection = self._idle.pop()
+                self._busy.append(connection)
+                return connection, generation
+            connection = _Connection()
+            self._busy.append(connection)
         try:
-            sock.settimeout(_left(deadline))
-            sock.connect(self._path)
-            self._ask(sock, Kind.HELLO, 0, self._hello, deadline)
-        except socket.timeout:
-            self._give_back(sock, -1)
-            raise DeadlineExpired("the server did not answer in time") from None
-        except (OSError, FrameError) as error:
-            self._give_back(sock, -1)
-            if isinstance(error, ChannelBroken):
-                raise
-            raise ChannelBroken(f"no server answers at {self._path}: {error}") from error
+            connection.connect(self._path, deadline)
+            self._ask(connection, Kind.HELLO, 0, self._hello, deadline)
         except BaseException:
-            self._give_back(sock, -1)
+            self._give_back(connection, -1)
             raise
-        return sock, generation
+        return connection, generation
 
-    def _give_back(self, sock: socket.socket, generation: int) -> None:
+    def _give_back(self, connection: _Connection, generation: int) -> None:
         with self._lock:
-            if sock in self._busy:
-                self._busy.remove(sock)
+            if connection in self._busy:
+                self._busy.remove(connection)
             keep = (
                 generation == self._generation
                 and not self._closed
                 and len(self._idle) < _IDLE_CONNECTIONS
             )
             if keep:
-                self._idle.append(sock)
+                self._idle.append(connection)
         if not keep:
-            sock.close()
+            connection.close()
 
     def _ask(
-        self, sock: socket.socket, kind: Kind, request: int, data: bytes, deadline: Deadline
+        self, connection: _Connection, kind: Kind, request: int, data: bytes, deadline: Deadline
     ) -> bytes:
         self.messages += 1
-        sock.settimeout(_left(deadline))
-        sock.sendall(data)
-        received = b""
-        while len(received) < HEADER_BYTES or len(received) < _frame_bytes(received):
-            sock.settimeout(_left(deadline))
-            more = sock.recv(_RECEIVE_BYTES)
-            if not more:
-                raise ChannelBroken("the server closed the connection")
-            received += more
-        header = frames.parse_header(received[:HEADER_BYTES])
-        payload = received[HEADER_BYTES:]
+        try:
+            header, payload = connection.exchange(data, deadline)
+        except TimeoutError:
+            raise DeadlineExpired("the server did not answer in time") from None
+        except (OSError, FrameError) as error:
+            if isinstance(error, ChannelBroken):
+                raise
+            raise ChannelBroken(f"the connection to {self._path} broke: {error}") from error
         if header.kind == Kind.REFUSED | ANSWER:
             raise ChannelBroken(f"the server refused: {payload.decode(errors='replace')}")
         if header.kind != kind | ANSWER or header.request != request:
@@ -251,12 +258,51 @@ class WriteChannel:
         return payload
 
 
-def _frame_bytes(received: bytes) -> int:
-    return HEADER_BYTES + frames.parse_header(received[:HEADER_BYTES]).nbytes
+class _Connection:
+    """One connection to the server; used by one thread at a time, ended by any."""
 
+    def __init__(self) -> None:
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._link = Link(self._sock.fileno(), _AWAKE_NS)
 
-def _left(deadline: Deadline) -> float:
-    left = deadline.remaining_s()
-    if left <= 0:
-        raise DeadlineExpired("the deadline of the request passed")
-    return left
+    def connect(self, path: str, deadline: Deadline) -> None:
+        left_s = deadline.remaining_s()
+        if left_s <= 0:
+            raise DeadlineExpired("the deadline of the request passed")
+        self._sock.settimeout(left_s)
+        try:
+            self._sock.connect(path)
+        except socket.timeout:
+            raise DeadlineExpired("the server did not answer in time") from None
+        except OSError as error:
+            raise ChannelBroken(f"no server answers at {path}: {error}") from error
+
+    def exchange(self, data: bytes, deadline: Deadline) -> tuple[frames.Header, bytes]:
+        """Send a frame; return the header and payload of the one that answers it.
+
+        Raises:
+            TimeoutError, OSError, FrameError: the connection cannot be used again.
+        """
+        self._link.send(data, deadline.at_ns)
+        received = self._receive(deadline)
+        while len(received) < HEADER_BYTES:
+            received += self._receive(deadline)
+        header = frames.parse_header(received[:HEADER_BYTES])
+        while len(received) < HEADER_BYTES + header.nbytes:
+            received += self._receive(deadline)
+        return header, received[HEADER_BYTES:]
+
+    def _receive(self, deadline: Deadline) -> bytes:
+        more = self._link.receive(deadline.at_ns)
+        if not more:
+            raise ChannelBroken("the server closed the connection")
+        return more
+
+    def shut(self) -> None:
+        """Make the exchange under way, in another thread, fail at once."""
+        # It may not be connected yet, or its thread may have closed it just now.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()

@@ -28,6 +28,8 @@ _AHEAD_SHARE = 50
 _AHEAD_UNITS = 4096
 _AHEAD_KEYS = 512
 
+_FIRST = bytes(4)  # the position of a single key
+
 
 class PoolFull(Exception):
     """No session id is free."""
@@ -241,6 +243,18 @@ class Pool:
         `mark_ns`: when position 0 counts as used; later positions count as a little older.
         """
         return self._writer.commit(session, request, positions, checksums, chain, mark_ns)
+
+    def put(
+        self, session: int, request: int, digest: bytes, checksum: int, chain: bool, mark_ns: int
+    ) -> int:
+        """Publish the only extent of a request under this key, whatever it was reserved for.
+
+        Returns:
+            A status as of `commit`.
+        """
+        self._writer.rename(session, request, digest)
+        sums = checksum.to_bytes(8, "little")
+        return self.commit(session, request, _FIRST, sums, chain, mark_ns)[0]
 
     def abort(self, session: int, request: int) -> int:
         """Give back what is left of a request. Idempotent; how many keys that were."""

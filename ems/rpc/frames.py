@@ -8,9 +8,15 @@ A frame is a 16-byte header and a payload of packed little-endian columns, one v
                                                         -> offsets u64 * n, statuses u8 * n
     COMMIT   count u32, flags u32, mark_ns u64, checksums u64 * n, positions u32 * n
                                                         -> statuses u8 * n
+    PUT      mark_ns u64, checksum u64, following u64, length u64, digest 16, flags u32, zero u32
+                                                        -> offset u64, status u8, granted u8
     ABORT    -                                          -> -
     SUSPECT  version u64, digest 16                     -> dropped u8
     ECHO     anything                                   -> the same
+
+PUT is the COMMIT of a request of one key, which may get another name by it. When `following` is
+not 0, `length` bytes are reserved under that number, for a key that will be told by its PUT: the
+offset, and `granted` as a RESERVE says it.
 
 An answer carries the kind with the top bit set and the request's number; `REFUSED` carries a text
 instead and the connection ends. Requests of one connection are answered in their order. The
@@ -42,6 +48,7 @@ ANSWER = 0x80
 FLAG_REPLACE = 1
 FLAG_FORCE = 2
 FLAG_CHAIN = 1
+FLAG_REPLACE_NEXT = 2
 
 # Status of a key, in the answer to RESERVE ...
 GRANTED, PRESENT, NO_ROOM, BUSY = range(4)
@@ -55,6 +62,8 @@ _COUNTED = struct.Struct(HEADER.format + _COUNT.format[1:])
 _SUSPECT = struct.Struct("<Q16s")
 _EPOCH = struct.Struct("<Q")
 _MARK = struct.Struct("<Q")
+_PUT = struct.Struct("<QQQQ16sII")
+_PUT_ANSWER = struct.Struct("<QBB")
 
 
 class Kind(enum.IntEnum):
@@ -66,10 +75,11 @@ class Kind(enum.IntEnum):
     ABORT = 4
     SUSPECT = 5
     ECHO = 6
+    PUT = 7
     REFUSED = 0x7F
 
 
-_RESERVE, _COMMIT = int(Kind.RESERVE), int(Kind.COMMIT)
+_RESERVE, _COMMIT, _PUT_KIND = int(Kind.RESERVE), int(Kind.COMMIT), int(Kind.PUT)
 
 
 class FrameError(Exception):
@@ -160,6 +170,58 @@ def parse_commit(payload: bytes) -> tuple[bytes, bytes, bool, int]:
     (mark_ns,) = _MARK.unpack_from(payload, 8)
     sums = payload[16 : 16 + 8 * count]
     return payload[16 + 8 * count :], sums, bool(flags & FLAG_CHAIN), mark_ns
+
+
+class Put(NamedTuple):
+    """What a PUT says of the only key of its request, and of the one that may follow.
+
+    Args:
+        digest: of the key; the request may have been made under another one.
+        checksum: of the value.
+        chain: as of COMMIT.
+        mark_ns: as of COMMIT.
+        following: the request for another place, 0 for none.
+        length: of the value that will get there, bytes.
+        replace: whether it will replace a value that is there.
+    """
+
+    digest: bytes
+    checksum: int
+    chain: bool
+    mark_ns: int
+    following: int
+    length: int
+    replace: bool
+
+
+def put(request: int, what: Put) -> bytes:
+    """Publish the only key of a request, and reserve for the one that follows."""
+    digest, checksum, chain, mark_ns, following, length, replace = what
+    flags = FLAG_CHAIN * chain | FLAG_REPLACE_NEXT * replace
+    payload = _PUT.pack(mark_ns, checksum, following, length, digest, flags, 0)
+    return frame(_PUT_KIND, request, payload)
+
+
+def parse_put(payload: bytes) -> Put:
+    """What `put` was given."""
+    if len(payload) != _PUT.size:
+        raise FrameError(f"a PUT has {_PUT.size} bytes, this one {len(payload)}")
+    mark_ns, checksum, following, length, digest, flags, _ = _PUT.unpack(payload)
+    chain, replace = bool(flags & FLAG_CHAIN), bool(flags & FLAG_REPLACE_NEXT)
+    return Put(digest, checksum, chain, mark_ns, following, length, replace)
+
+
+def put_answer(offset: int, status: int, granted: int) -> bytes:
+    """The payload of an answer to a PUT."""
+    return _PUT_ANSWER.pack(offset, status, granted)
+
+
+def parse_put_answer(payload: bytes) -> tuple[int, int, int]:
+    """(offset, status, granted)."""
+    if len(payload) != _PUT_ANSWER.size:
+        raise FrameError(f"the answer to a PUT has {_PUT_ANSWER.size} bytes, not {len(payload)}")
+    offset, status, granted = _PUT_ANSWER.unpack(payload)
+    return offset, status, granted
 
 
 def suspect(digest: bytes, version: int) -> bytes:

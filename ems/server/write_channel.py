@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import socket
+import struct
 import time
 from collections import OrderedDict
 from typing import Callable, cast
@@ -35,6 +36,9 @@ _MOST_CHECKS = 16
 BACKLOG = 1024
 """Connections that wait to be accepted, for either socket: asyncio takes a full queue for a lost
 connection."""
+
+
+_GRANTED_AHEAD = struct.Struct("<QQ")
 
 
 class _Refused(Exception):
@@ -160,20 +164,16 @@ class WriteServer:
         """Apply one frame of a session to the pool; the whole answering frame."""
         now_ns = time.monotonic_ns()
         if kind == Kind.RESERVE:
-            digests, lengths, replace, force = frames.parse_reserve(payload)
-            if self._sessions[session].was_aborted(request):
-                count = len(lengths) // 8
-                reply = bytes(8 * count) + bytes([NO_ROOM]) * count
-            else:
-                statuses, offsets = self.pool.reserve(
-                    session, request, digests, lengths, replace, force, now_ns
-                )
-                reply = offsets + statuses
+            statuses, offsets = self._reserve(
+                session, request, frames.parse_reserve(payload), now_ns
+            )
+            reply = offsets + statuses
         elif kind == Kind.COMMIT:
             positions, checksums, chain, mark_ns = frames.parse_commit(payload)
-            if not 0 <= now_ns - mark_ns < _LONGEST_SAVE_NS:
-                mark_ns = now_ns
+            mark_ns = _believed(mark_ns, now_ns)
             reply = self.pool.commit(session, request, positions, checksums, chain, mark_ns)
+        elif kind == Kind.PUT:
+            reply = self._put(session, request, frames.parse_put(payload), now_ns)
         elif kind == Kind.ABORT:
             self.pool.abort(session, request)
             self._sessions[session].remember_abort(request)
@@ -185,6 +185,26 @@ class WriteServer:
         else:
             raise FrameError(f"there is no frame of kind {kind}")
         return frames.frame(kind | ANSWER, request, reply)
+
+    def _reserve(
+        self, session: int, request: int, asked: tuple[bytes, bytes, bool, bool], now_ns: int
+    ) -> tuple[bytes, bytes]:
+        if self._sessions[session].was_aborted(request):
+            count = len(asked[1]) // 8
+            return bytes([NO_ROOM]) * count, bytes(8 * count)
+        return self.pool.reserve(session, request, *asked, now_ns)
+
+    def _put(self, session: int, request: int, put: frames.Put, now_ns: int) -> bytes:
+        mark_ns = _believed(put.mark_ns, now_ns)
+        status = self.pool.put(session, request, put.digest, put.checksum, put.chain, mark_ns)
+        if not put.following:
+            return frames.put_answer(0, status, NO_ROOM)
+        # Nobody asks for it under this name; it gets that of its key by its PUT.
+        name = _GRANTED_AHEAD.pack(session, put.following)
+        length = put.length.to_bytes(8, "little")
+        asked = (name, length, put.replace, True)
+        granted, offset = self._reserve(session, put.following, asked, now_ns)
+        return frames.put_answer(int.from_bytes(offset, "little"), status, granted[0])
 
     def _check_later(self, digest: bytes, version: int) -> bool:
         found = self.pool.locate(digest)
@@ -295,6 +315,10 @@ class _Connection(asyncio.BufferedProtocol):
     def _send(self, answers: list[bytes]) -> None:
         if answers and self._transport is not None:
             self._transport.write(b"".join(answers))
+
+
+def _believed(mark_ns: int, now_ns: int) -> int:
+    return mark_ns if 0 <= now_ns - mark_ns < _LONGEST_SAVE_NS else now_ns
 
 
 def bind_unix_socket(path: str, mode: int) -> socket.socket:

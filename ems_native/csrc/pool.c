@@ -177,12 +177,25 @@ static int is_busy(struct ems_pool *p, const uint64_t digest[2])
     return 0;
 }
 
+static void enter_busy(struct ems_pool *p, uint32_t i)
+{
+    uint32_t *busy = busy_chain(p, p->records[i].digest);
+    p->links[i].busy_next = *busy;
+    *busy = i;
+}
+
+static void leave_busy(struct ems_pool *p, uint32_t i)
+{
+    uint32_t *at = busy_chain(p, p->records[i].digest);
+    while (*at != i)
+        at = &p->links[*at].busy_next;
+    *at = p->links[i].busy_next;
+}
+
 void ems_link_record(struct ems_pool *p, uint32_t i, uint32_t after)
 {
     struct ems_reservation *r = &p->records[i];
-    uint32_t *busy = busy_chain(p, r->digest);
-    p->links[i].busy_next = *busy;
-    *busy = i;
+    enter_busy(p, i);
     p->links[i].peer_next = EMS_NONE;
     p->links[i].request_next = EMS_NONE;
     if (after != EMS_NONE) {
@@ -202,10 +215,7 @@ void ems_link_record(struct ems_pool *p, uint32_t i, uint32_t after)
 static void forget_record(struct ems_pool *p, uint32_t i)
 {
     struct ems_reservation *r = &p->records[i];
-    uint32_t *at = busy_chain(p, r->digest);
-    while (*at != i)
-        at = &p->links[*at].busy_next;
-    *at = p->links[i].busy_next;
+    leave_busy(p, i);
     uint32_t units = ems_units_of(r->length);
     p->reserved_units -= units;
     p->reserved_of[r->session] -= units;
@@ -312,6 +322,18 @@ uint32_t ems_pool_reserve(struct ems_pool *p, uint32_t session, uint64_t request
         offsets[k] = r.offset;
     }
     return n;
+}
+
+int ems_pool_rename(struct ems_pool *p, uint32_t session, uint64_t request, const uint64_t digest[2])
+{
+    uint32_t i = *find_request(p, session, request);
+    if (i == EMS_NONE || p->links[i].peer_next != EMS_NONE)
+        return 0;
+    /* The shared record gets its key with the intent; until then nobody asks it for one. */
+    leave_busy(p, i);
+    memcpy(p->records[i].digest, digest, sizeof p->records[i].digest);
+    enter_busy(p, i);
+    return 1;
 }
 
 /* Publishes a record whose intent is complete. The extent that the slot held before, another

@@ -74,6 +74,8 @@ uint32_t ems_pool_reserve(struct ems_pool *p, uint32_t session, uint64_t request
 void ems_pool_commit(struct ems_pool *p, uint32_t session, uint64_t request, uint32_t n,
                      const uint32_t *positions, const uint64_t *checksums, int chain, uint64_t now_ns,
                      uint8_t *statuses);
+/* Gives the only key of a request another name, before its commit; 0: there is no such request. */
+int ems_pool_rename(struct ems_pool *p, uint32_t session, uint64_t request, const uint64_t digest[2]);
 /* Records given back. */
 uint32_t ems_pool_abort(struct ems_pool *p, uint32_t session, uint64_t request);
 /* Gives back what the session reserved, except the requests listed. */

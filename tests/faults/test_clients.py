@@ -51,6 +51,21 @@ print("now", flush=True)
 time.sleep(60)
 """
 
+# Saves one small value after another, so that it has room for the next one.
+IN_A_ROW = """
+import sys, time
+from client_bench import Buffers, pattern
+from ems import *
+Ems.init(EmsConfig(cc_config=CcConfig(0, 0, 'local'), root=sys.argv[1]))
+cc = Ems.get_cc()
+for key in range(20):
+    source = Buffers([pattern(key, 4096)])
+    assert cc.save(CcKvOption(), [str(key)], source.value_list) == CcResult(1, 1)
+assert Ems.stats()["save_messages"] < 30
+print("now", flush=True)
+time.sleep(60)
+"""
+
 
 def start(*command: str) -> subprocess.Popen[str]:
     environment = child_environment()
@@ -328,3 +343,42 @@ def test_pickles_and_noise_run_no_code(
     assert not os.path.exists(proof)
     source = Buffers([pattern(key, NBYTES) for key in KEYS])
     assert cc.save(LONG, KEYS, source.value_list) == CcResult(3, 3)
+
+
+@pytest.mark.parametrize("fault", ["idle", "killed", "server killed"])
+def test_room_that_was_granted_ahead_comes_back(
+    fault: str, local_pool: LocalPool, groups: list[subprocess.Popen[str]]
+) -> None:
+    client = start(sys.executable, "-c", IN_A_ROW, local_pool.root)
+    groups.append(client)
+    if fault == "killed":
+        client.kill()
+    elif fault == "server killed":
+        local_pool.kill()
+        local_pool.start()
+    wait_until(lambda: status_of(local_pool).reserved == 0)
+    found = status_of(local_pool)
+    assert found.entries == 20
+    assert len(found.session_ids) == (fault != "killed")
+
+
+def test_saves_in_a_row_go_on_with_another_server(local_pool: LocalPool) -> None:
+    Ems.init(local_pool.config)
+    try:
+        cc = Ems.get_cc()
+        assert cc is not None
+        for key in range(60):
+            source = Buffers([pattern(key, 4096)])
+            assert cc.save(LONG, [str(key)], source.value_list) == CcResult(1, 1)
+            if key % 20 == 10:
+                local_pool.kill()
+                local_pool.start()
+                wait_until(Ems.check_health)
+        for key in range(60):
+            target = Buffers.empty([4096])
+            assert cc.load(LONG, [str(key)], target.value_list) == CcResult(1, 1)
+            assert target.value(0) == pattern(key, 4096)
+    finally:
+        Ems.close()
+    wait_until(lambda: not status_of(local_pool).session_ids)
+    assert status_of(local_pool).reserved == 0

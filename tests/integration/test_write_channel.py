@@ -53,6 +53,43 @@ def reserve(
     return request, statuses, places
 
 
+def put(
+    channel: WriteChannel, request: int, name: str, following: int = 0
+) -> tuple[int, bytearray | None]:
+    what = frames.Put(keys(name), 7, True, 0, following, BLOCK, True)
+    return channel.put(request, what, soon())
+
+
+def test_one_message_publishes_and_makes_room_for_the_next(
+    served: ServedPool, channel: WriteChannel
+) -> None:
+    request, _, _ = reserve(channel, "a")
+    for name in "bcd":
+        following = channel.next_request()
+        status, place = put(channel, request, name, following)
+        assert status == COMMITTED
+        assert place is not None
+        request = following
+    before = channel.messages
+    assert put(channel, request, "e") == (COMMITTED, None)
+    assert channel.messages == before + 1
+    assert [served.memory.present(name) for name in "abcde"] == [False, True, True, True, True]
+    assert served.memory.pool.stats().reserved == 0
+    served.memory.check()
+
+
+def test_a_place_ahead_is_not_granted_after_its_abort(
+    served: ServedPool, channel: WriteChannel
+) -> None:
+    request, _, _ = reserve(channel, "a")
+    following = channel.next_request()
+    channel.abort(following, soon())  # overtook the frame that asked for it
+    assert put(channel, request, "a", following) == (COMMITTED, None)
+    channel.abort(request, soon())
+    assert put(channel, request, "b") == (LOST, None)
+    assert served.memory.pool.stats().reserved == 0
+
+
 def test_a_save_is_two_messages(served: ServedPool, channel: WriteChannel) -> None:
     channel.echo(b"", soon())
     before = channel.messages

@@ -103,6 +103,26 @@ class PoolMachine(RuleBasedStateMachine):
         if not held:
             del self.requests[name]
 
+    @precondition(lambda self: any(len(held) == 1 for held in self.requests.values()))
+    @rule(data=st.data(), key=KEYS)
+    def put(self, data: st.DataObject, key: int) -> None:
+        """The only key of a request is published under the name of another one."""
+        single = sorted(name for name, held in self.requests.items() if len(held) == 1)
+        name = data.draw(st.sampled_from(single))
+        (position, block), checksum = *self.requests[name].items(), next(self.sums)
+        status = self.memory.pool.put(*name, digest_of(key), checksum, True, self.memory.later(1))
+        if position:
+            # Of a request whose first keys were published before.
+            assert status == LOST
+            block.key = key
+            return
+        if status == COMMITTED:
+            self.committed[key] = (block.offset, block.length, checksum)
+        else:
+            assert status == KEPT
+            assert not self.replacing[name]
+        del self.requests[name]
+
     @rule(session=st.integers(0, 5), request=st.integers(0, 50), position=st.integers(0, 8))
     def commit_nothing(self, session: int, request: int, position: int) -> None:
         if session and position not in self.requests.get((session, request), {}):
