@@ -91,10 +91,13 @@ def test_the_client_may_decide_about_verification_itself(local_pool: LocalPool) 
         Ems.close()
 
 
-@pytest.mark.parametrize(("server", "client"), [(True, None), (False, None), (False, True)])
-def test_wild_writes_into_the_index(server: bool, client: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("server", "client", "seed"),
+    [(True, None, 11), (False, None, 11), (False, True, 11), (False, None, 2), (True, None, 13)],
+)
+def test_wild_writes_into_the_index(server: bool, client: bool | None, seed: int) -> None:
     """As a stray pointer in the server would do it, while clients go on."""
-    chance = random.Random(11)
+    chance = random.Random(seed)
     options = ["--verify" if server else "--no-verify"]
     with LocalPool("4MiB", entries=128, options=options) as pool:
         Ems.init(EmsConfig(cc_config=CcConfig(0, 0, "m"), root=pool.root, verify=client))
@@ -120,11 +123,13 @@ def test_wild_writes_into_the_index(server: bool, client: bool | None) -> None:
             assert pool.process is not None
             assert pool.process.poll() is None
             assert Ems.check_health()
-            # Nobody's memory is lost for it, and the next server mends the rest.
+            # Nobody's memory is lost for it, and the next server mends the rest, but for what only
+            # a look at all the bytes can tell.
             pool.kill()
             pool.start()
             wait_until(Ems.check_health)
-            assert run_ems("fsck", "--root", pool.root).returncode == 0
+            assert run_ems("fsck", "--no-read", "--root", pool.root).returncode == 0
+            assert run_ems("fsck", "--repair", "--root", pool.root).returncode == 0
             for key in KEYS:
                 assert save(cc, [key]) == CcResult(1, 1)
                 assert load(cc, key) == pattern(key, NBYTES)
