@@ -36,7 +36,8 @@ class VllmSettings:
         model: one of `MODELS`.
         tokens: lengths of prompts.
         prompts: of each length.
-        rounds: how often a hit is repeated; the median over prompts and rounds counts.
+        rounds: how often a hit is repeated, and an engine restarted; the median over prompts and
+            rounds counts.
         dtype: of model and cache.
         threads: of OpenMP in each engine.
         capacity_bytes: of the pool, and of the memory of the native peer.
@@ -68,6 +69,7 @@ class VllmRow:
         cached: of them from a cache.
         median_ms: to the first token.
         local_ms: a hit in the cache of the same engine, measured in turn with it; 0 for none.
+        ratio: of each first token to the local hit right behind it, the median; 0 for none.
         same: whether its token was that of a hit in vLLM's own cache.
     """
 
@@ -77,6 +79,7 @@ class VllmRow:
     cached: int
     median_ms: float
     local_ms: float
+    ratio: float
     same: bool
 
 
@@ -187,9 +190,8 @@ class _Run:
                     engine.generate([prompt], max_tokens=1 + decoded)
                     steps[name].append((engine.seconds - first_s) / decoded)
         for what, times in (("a prefill of 1,024 tokens", prefills), ("a decode step", steps)):
-            base, ours = (1e3 * statistics.median(times[name]) for name in (NOTHING, EMS))
-            # Pairs see the same weather.
-            ratio = statistics.median(b / a for a, b in zip(times[NOTHING], times[EMS]))
+            base, ours = (_median_ms(times[name]) for name in (NOTHING, EMS))
+            ratio = _ratio(times[NOTHING], times[EMS])
             yield at_most(
                 f"{what}, saved, nothing but misses",
                 ours,
@@ -200,19 +202,14 @@ class _Run:
             )
 
     def _restarted(self, connector: str) -> Iterator[VllmRow]:
-        """The first hits of engines that were just started: one for each round."""
-        found: list[list[VllmRow]] = []
-        for _ in range(min(3, self._settings.rounds)):
+        """The first hits of engines that were just started: one of each prompt for each engine."""
+        found = [_Hits(tokens) for tokens in self._settings.tokens]
+        for _ in range(self._settings.rounds):
             with self._engine(connector) as engine:
-                found.append(list(self._hits(engine, connector, RESTARTED, rounds=1)))
-        for rows in zip(*found):
-            yield dataclasses.replace(
-                rows[0],
-                cached=min(row.cached for row in rows),
-                median_ms=statistics.median(row.median_ms for row in rows),
-                local_ms=statistics.median(row.local_ms for row in rows),
-                same=all(row.same for row in rows),
-            )
+                for hits in found:
+                    self._hit(engine, RESTARTED, hits)
+        for hits in found:
+            yield hits.row(connector, RESTARTED)
 
     def _engine(self, connector: str) -> Engine:
         self._progress(f"starting an engine: {connector}")
@@ -233,32 +230,30 @@ class _Run:
     def _cold(self, engine: Engine, connector: str) -> Iterator[VllmRow]:
         for tokens in self._settings.tokens:
             times = [self._first_token(engine, prompt)[0] for _, prompt in self._prompts(tokens)]
-            yield VllmRow(connector, COLD, tokens, 0, 1e3 * statistics.median(times), 0.0, True)
+            yield VllmRow(connector, COLD, tokens, 0, _median_ms(times), 0.0, 0.0, True)
 
-    def _hits(
-        self, engine: Engine, connector: str, way: str, rounds: int | None = None
-    ) -> Iterator[VllmRow]:
-        """Hits after vLLM's own cache forgot, in turn with hits in that cache."""
+    def _hits(self, engine: Engine, connector: str, way: str) -> Iterator[VllmRow]:
         for tokens in self._settings.tokens:
-            times: list[float] = []
-            local: list[float] = []
-            cached, same = tokens, True
-            for _ in range(rounds or self._settings.rounds):
-                for at, prompt in self._prompts(tokens):
-                    if way != LOCAL:
-                        engine.forget()
-                        seconds, count, found = self._first_token(engine, prompt)
-                        times.append(seconds)
-                        cached = min(cached, count)
-                        same &= found == self._expected[tokens, at]
-                    seconds, count, found = self._first_token(engine, prompt)
-                    local.append(seconds)
-                    if way == LOCAL:
-                        cached = min(cached, count)
-                        self._expected.setdefault((tokens, at), found)
-            beside = 1e3 * statistics.median(local)
-            mine = 1e3 * statistics.median(times) if times else beside
-            yield VllmRow(connector, way, tokens, cached, mine, beside, same)
+            hits = _Hits(tokens)
+            for _ in range(self._settings.rounds):
+                self._hit(engine, way, hits)
+            yield hits.row(connector, way)
+
+    def _hit(self, engine: Engine, way: str, hits: _Hits) -> None:
+        """Each prompt after vLLM's own cache forgot, and again: a hit in that cache."""
+        tokens = hits.tokens
+        for at, prompt in self._prompts(tokens):
+            if way != LOCAL:
+                engine.forget()
+                seconds, count, found = self._first_token(engine, prompt)
+                hits.times.append(seconds)
+                hits.cached = min(hits.cached, count)
+                hits.same &= found == self._expected[tokens, at]
+            seconds, count, found = self._first_token(engine, prompt)
+            hits.local.append(seconds)
+            if way == LOCAL:
+                hits.cached = min(hits.cached, count)
+                self._expected.setdefault((tokens, at), found)
 
     def _prompts(self, tokens: int) -> Iterator[tuple[int, Sequence[int]]]:
         return ((at, _prompt(1 + at, tokens)) for at in range(self._settings.prompts))
@@ -266,6 +261,31 @@ class _Run:
     def _first_token(self, engine: Engine, prompt: Sequence[int]) -> tuple[float, int, list[int]]:
         found = engine.generate([prompt], max_tokens=1)[0]
         return engine.seconds, found.cached, found.tokens
+
+
+class _Hits:
+    """First tokens of prompts of one length, each with the local hit behind it."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = self.cached = tokens
+        self.times: list[float] = []
+        self.local: list[float] = []
+        self.same = True
+
+    def row(self, connector: str, way: str) -> VllmRow:
+        beside = _median_ms(self.local)
+        mine = _median_ms(self.times) if self.times else beside
+        # Pairs see the same weather.
+        ratio = _ratio(self.local, self.times) if self.times else 1.0
+        return VllmRow(connector, way, self.tokens, self.cached, mine, beside, ratio, self.same)
+
+
+def _median_ms(seconds: Sequence[float]) -> float:
+    return 1e3 * statistics.median(seconds)
+
+
+def _ratio(base: Sequence[float], ours: Sequence[float]) -> float:
+    return statistics.median(b / a for a, b in zip(base, ours))
 
 
 def _judged(rows: Sequence[VllmRow]) -> Iterator[Figure]:
@@ -279,7 +299,7 @@ def _judged(rows: Sequence[VllmRow]) -> Iterator[Figure]:
         "ms",
         1.05,
         roof=("own cache", longest.local_ms),
-        judged=("x own cache", longest.median_ms / longest.local_ms),
+        judged=("x own cache", longest.ratio),
     )
     shortest = by[EMS, SAME, lengths[0]]
     computed = by[NOTHING, COLD, lengths[0]].median_ms

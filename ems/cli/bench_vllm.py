@@ -38,7 +38,7 @@ __all__ = ["vllm"]
     type=click.IntRange(1, 100),
     default=VllmSettings.rounds,
     show_default=True,
-    help="How often each hit is repeated; up to three restarts.",
+    help="How often each hit is repeated, and an engine restarted.",
 )
 @click.option(
     "--misses",
@@ -106,7 +106,7 @@ def _print(report: VllmReport) -> None:
     for row in report.rows:
         beside = ""
         if row.local_ms:
-            beside = f"{row.local_ms:>11.1f}{row.median_ms / row.local_ms:>7.2f}"
+            beside = f"{row.local_ms:>11.1f}{row.ratio:>7.3f}"
         other = "" if row.same else "  other tokens"
         click.echo(
             f"{row.connector:<20}{row.way:<18}{row.tokens:>7}{row.cached:>8}"
