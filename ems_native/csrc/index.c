@@ -17,7 +17,7 @@ const char *ems_reader_open(struct ems_reader *r, const uint8_t *index, uint64_t
     const struct ems_header *h = (const struct ems_header *)(index + EMS_HEADER_OFFSET);
     if (index_bytes < EMS_BUCKETS_OFFSET)
         return "the index is too short";
-    if (ems_get(&p->magic) != EMS_MAGIC || ems_get(&p->file_kind) != EMS_FILE_INDEX)
+    if (ems_get_acquire(&p->magic) != EMS_MAGIC || ems_get(&p->file_kind) != EMS_FILE_INDEX)
         return "the file is not the index of a pool";
     if (ems_layout_major(ems_get(&p->layout_version)) != ems_layout_major(EMS_LAYOUT_VERSION))
         return "the pool has another layout version";

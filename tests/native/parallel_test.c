@@ -125,13 +125,15 @@ int main(int argc, char **argv)
     int forks = argc > 2 ? atoi(argv[2]) : 1;
 
     rounds = argc > 1 ? atoi(argv[1]) : 20; /* the first ones of a size are not shared */
-    CHECK(ems_copy_setup(NULL));
+    const char *kernel = ems_copy_setup(getenv("EMS_COPY_IMPL"));
+
+    CHECK(kernel);
     for (unsigned threads = 1; threads < 5; threads += 2) {
         ems_copy_set_threads(threads);
         run_callers();
         if (forks)
             fork_meanwhile();
     }
-    printf("parallel_test: %d callers, %d rounds\n", CALLERS, rounds);
+    printf("parallel_test: %s, %d callers, %d rounds\n", kernel, CALLERS, rounds);
     return 0;
 }
