@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ems.bench.contender import Contender
 from ems.bench.figure import Figure, at_least, figured, percentile
-from ems.bench.machine import Machine, read_machine
+from ems.bench.machine import Machine, available_bytes, read_machine
 from ems.bench.peers.catalogue import EMS, PEERS, Peer
 from ems.common.exception import EmsException, invalid_argument
 from ems.common.size import format_size
@@ -25,6 +25,7 @@ _TURN_BYTES = 32 << 20
 _TURN_CALLS = 50
 _TELL = 4
 _MANY = 32
+_MEMORY = 7  # times a call's bytes, of each contender: a pool of four, two of its own, and some
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +59,13 @@ class ComparisonSettings:
     """What is compared.
 
     Args:
-        shapes: of the calls; one larger than `most_bytes` is left out, and the report says so.
+        shapes: of the calls.
         names: contenders, all of `PEERS` when empty; EMS always.
         folder: where the peers' virtual environments are, None for nowhere.
         rotate_bytes: memory that the calls rotate over, in each store and at each caller.
-        most_bytes: of a call; each contender needs about six times as much memory.
+        most_bytes: of a call that all contenders take turns with; each needs about six times as
+            much memory. With larger ones only one peer at a time takes turns with EMS, a third as
+            often; what two contenders have no memory for is left out, and the report says so.
         seconds: of each shape.
         turns: of each contender, at least, whatever the time.
     """
@@ -138,29 +141,35 @@ def compare(
     for name in settings.names:
         if name not in known:
             raise invalid_argument(f"no contender is called {name!r}; there are {', '.join(known)}")
-    shapes = [one for one in settings.shapes if one.batch_bytes <= settings.most_bytes]
-    skipped = [
-        (str(one), f"{format_size(one.batch_bytes)} a call, more than is asked for")
-        for one in settings.shapes
-        if one not in shapes
+    peers = [
+        peer for peer in PEERS if peer is EMS or not settings.names or peer.name in settings.names
     ]
+    together = [one for one in settings.shapes if one.batch_bytes <= settings.most_bytes]
     run = _Run(settings, progress)
-    memory = max((settings.batches(one) * one.batch_bytes for one in shapes), default=0)
-    with (
-        tempfile.TemporaryDirectory(prefix="ems-bench-") as folder,
-        contextlib.ExitStack() as stack,
-    ):
-        for number, peer in enumerate(PEERS):
-            if peer is EMS or not settings.names or peer.name in settings.names:
-                stack.callback(run.end, peer.name)
-                run.begin(peer, os.path.join(folder, str(number)), memory)
-        for shape in shapes:
-            run.measure(shape)
+    with tempfile.TemporaryDirectory(prefix="ems-bench-") as folder:
+        if together:
+            with run.started(peers, together, folder):
+                for shape in together:
+                    run.measure(shape, settings.turns, settings.seconds)
+        for shape in settings.shapes:
+            if shape in together:
+                continue
+            if 2 * _MEMORY * shape.batch_bytes > available_bytes():
+                run.skip(
+                    str(shape),
+                    f"two contenders need {_MEMORY} x {shape.batch_bytes >> 20} MiB each",
+                )
+                continue
+            for peer in peers[1:]:
+                if peer.name in run.skipped:
+                    continue
+                with run.started([EMS, peer], [shape], folder):
+                    run.measure(shape, max(1, settings.turns // 3), 0)
     return Comparison(
         settings,
         tuple(run.versions.items()),
-        (*run.skipped.items(), *skipped),
-        tuple(run.timings),
+        tuple(run.skipped.items()),
+        tuple(_timing(*kind, seconds) for kind, seconds in run.seconds.items()),
         run.mismatches,
         read_machine(),
     )
@@ -173,34 +182,29 @@ class _Run:
         self._settings = settings
         self._progress = progress
         self._contenders: dict[str, Contender] = {}
+        self._folders = 0
         self.versions: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
-        self.timings: list[Timing] = []
+        self.seconds: dict[tuple[str, str, Shape], list[float]] = {}
         self.mismatches = 0
 
-    def begin(self, peer: Peer, folder: str, memory_bytes: int) -> None:
-        """Start a contender, or note why not."""
-        reason = peer.missing(self._settings.folder)
-        if reason:
-            self._skip(peer.name, reason)
-            return
-        self._progress(f"starting {peer.name}")
-        contender = Contender(peer, self._settings.folder, folder)
-        self._contenders[peer.name] = contender
+    @contextlib.contextmanager
+    def started(
+        self, peers: Sequence[Peer], shapes: Sequence[Shape], folder: str
+    ) -> Iterator[None]:
+        """Have these contenders, as far as they can be started, with memory for these shapes."""
+        memory = max(self._settings.batches(one) * one.batch_bytes for one in shapes)
+        try:
+            for peer in peers:
+                if peer.name not in self.skipped:
+                    self._folders += 1
+                    self._begin(peer, os.path.join(folder, str(self._folders)), memory)
+            yield
+        finally:
+            for name in list(self._contenders):
+                self._end(name)
 
-        def start() -> None:
-            self.versions[peer.name] = contender.open(2 * memory_bytes, memory_bytes)
-
-        if not self._try(peer.name, peer.name, start):
-            self.end(peer.name)
-
-    def end(self, name: str) -> None:
-        """End a contender that was started."""
-        contender = self._contenders.pop(name, None)
-        if contender is not None:
-            contender.close()
-
-    def measure(self, shape: Shape) -> None:
+    def measure(self, shape: Shape, least_turns: int, least_s: float) -> None:
         """Let all contenders work on a shape; who fails rests until the next one."""
         batches = self._settings.batches(shape)
         calls = max(1, min(_TURN_CALLS, batches // 2, _TURN_BYTES // shape.batch_bytes))
@@ -213,7 +217,7 @@ class _Run:
             ):
                 times[name] = {operation: [] for operation in contender.operations}
         start, turns = time.monotonic(), 0
-        while turns < self._settings.turns or time.monotonic() - start < self._settings.seconds:
+        while turns < least_turns or time.monotonic() - start < least_s:
             order = list(times)
             at = turns % len(order)
             for name in order[at:] + order[:at]:
@@ -225,9 +229,33 @@ class _Run:
                 self._progress(f"{shape}: {turns} turns, {time.monotonic() - start:.0f} s")
         for name in times:
             if self._try(name, f"{name}, {shape}", functools.partial(self._verify, name)):
-                self.timings += [
-                    _timing(name, what, shape, seconds) for what, seconds in times[name].items()
-                ]
+                for what, seconds in times[name].items():
+                    self.seconds.setdefault((name, what, shape), []).extend(seconds)
+
+    def skip(self, what: str, reason: str) -> None:
+        """Note that something is left out, and why."""
+        self.skipped[what] = reason
+        self._progress(f"without {what}: {reason}")
+
+    def _begin(self, peer: Peer, folder: str, memory_bytes: int) -> None:
+        reason = peer.missing(self._settings.folder)
+        if reason:
+            self.skip(peer.name, reason)
+            return
+        self._progress(f"starting {peer.name}")
+        contender = Contender(peer, self._settings.folder, folder)
+        self._contenders[peer.name] = contender
+
+        def start() -> None:
+            self.versions[peer.name] = contender.open(2 * memory_bytes, memory_bytes)
+
+        if not self._try(peer.name, peer.name, start):
+            self._end(peer.name)
+
+    def _end(self, name: str) -> None:
+        contender = self._contenders.pop(name, None)
+        if contender is not None:
+            contender.close()
 
     def _turn(self, name: str, times: dict[str, list[float]], first: int, calls: int) -> None:
         for what, seconds in times.items():
@@ -244,13 +272,9 @@ class _Run:
         except EmsException as error:
             if name == EMS.name:
                 raise
-            self._skip(what, error.message())
+            self.skip(what, error.message())
             return False
         return True
-
-    def _skip(self, what: str, reason: str) -> None:
-        self.skipped[what] = reason
-        self._progress(f"without {what}: {reason}")
 
 
 def _timing(name: str, operation: str, shape: Shape, seconds: Sequence[float]) -> Timing:

@@ -8,7 +8,7 @@ import platform
 
 from ems_native import _copy
 
-__all__ = ["Machine", "read_machine"]
+__all__ = ["Machine", "available_bytes", "read_machine"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,16 @@ def read_machine() -> Machine:
         python=platform.python_version(),
         copy=_copy.implementation(),
     )
+
+
+def available_bytes() -> int:
+    """Return how much memory a benchmark may take now."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return 1024 * int(value.split()[0])
+    return 0
 
 
 def _cpu_model() -> str:

@@ -34,7 +34,7 @@ _STDOUT = "-"
 def everything(
     is_quick: bool, folder: str | None, trace: str | None, json_path: str | None
 ) -> None:
-    """Measure everything, ten minutes altogether, and say which of the wanted figures hold.
+    """Measure everything in a quarter of an hour, and say which of the wanted figures hold.
 
     What goes on is told on the standard error. The exit code is 1 when a byte was wrong.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -50,7 +51,7 @@ def test_who_cannot_be_started_is_skipped_with_a_reason(tmp_path: Path) -> None:
     broken.chmod(0o755)
     report = compare(
         ComparisonSettings(
-            shapes=(Shape(2, 64 << 10), Shape(128, 8 << 20)),
+            shapes=(Shape(2, 64 << 10), Shape(1 << 20, 8 << 20)),
             names=("LMCache local CPU", "Mooncake own segment", DICT),
             folder=str(tmp_path),
             rotate_bytes=1 << 20,
@@ -61,8 +62,21 @@ def test_who_cannot_be_started_is_skipped_with_a_reason(tmp_path: Path) -> None:
     reasons = dict(report.skipped)
     assert "exit code 3: no such module" in reasons["LMCache local CPU"]
     assert "--install makes it" in reasons["Mooncake own segment"]
-    assert "1 GiB a call" in reasons["128 x 8 MiB"]
+    assert "two contenders need" in reasons["1048576 x 8 MiB"]
     assert {one.contender for one in report.timings} == {"EMS", DICT}
+
+
+def test_a_call_too_large_for_all_is_measured_beside_one_peer_at_a_time() -> None:
+    told: list[str] = []
+    large = Shape(8, 64 << 10)
+    settings = dataclasses.replace(SMALL, shapes=(large, Shape(1, 64 << 10)), most_bytes=64 << 10)
+    report = compare(settings, told.append)
+    assert report.mismatches == 0 and not report.skipped
+    assert [one.contender for one in report.timings if one.shape == large] == [
+        *["EMS"] * 2,
+        *[DICT] * 2,
+    ]
+    assert told.count("starting EMS") == 2
 
 
 def test_a_program_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
