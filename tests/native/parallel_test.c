@@ -47,9 +47,15 @@ static void copy_once(uint64_t *state, unsigned char *from, unsigned char *pool,
     memset(pool, 0, at);
     CHECK(ems_copy_batch(&batch, &reason) == NKEYS && reason == EMS_COPY_DONE);
     for (size_t k = begin; k < NKEYS; k++)
-        CHECK(pool[places[k].offset] == (mask[k] ? from[places[k].offset] : 0));
+        if (mask[k])
+            CHECK(!memcmp(pool + places[k].offset, from + places[k].offset, lengths[k]));
+        else
+            for (size_t i = 0; i < lengths[k]; i++)
+                CHECK(pool[places[k].offset + i] == 0);
     batch.mask = NULL;
     CHECK(ems_copy_batch(&batch, &reason) == NKEYS && reason == EMS_COPY_DONE);
+    CHECK(!memcmp(pool + places[begin].offset, from + places[begin].offset,
+                  at - places[begin].offset));
     for (size_t k = begin; k < NKEYS; k++)
         CHECK(places[k].checksum == ems_checksum(from + places[k].offset, lengths[k]));
 
