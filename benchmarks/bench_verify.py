@@ -1,6 +1,6 @@
-"""What comparing checksums costs a load: `python benchmarks/bench_verify.py`.
+"""A thin way to `ems bench verify`: `python benchmarks/bench_verify.py [options]`.
 
-What it measures lives in `ems.testing.verify_cost`.
+What it measures lives in `ems.bench.verify`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ems.testing.verify_cost import main
+from ems.cli.bench import verify
 
 if __name__ == "__main__":
-    sys.exit(main())
+    verify()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn
 
 import click
@@ -20,6 +20,8 @@ from ems.common.size import format_size, parse_size
 
 __all__ = [
     "EXIT_MISMATCH",
+    "as_json_option",
+    "end",
     "fail",
     "finish",
     "run_with_progress",
@@ -29,6 +31,9 @@ __all__ = [
 ]
 
 EXIT_MISMATCH = 1
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+"""The option that `end` is told."""
 
 
 class _Failure(click.ClickException):
@@ -85,15 +90,33 @@ def run_with_progress(
         )
 
 
-def finish(report: Report, *, as_json: bool, next_steps: str) -> None:
-    """Print the report and end the command: exit code 1 when a byte was wrong."""
+def end(
+    found: Mapping[str, object], show: Callable[[], object], *, as_json: bool, wrong: object = False
+) -> None:
+    """Print what was found and end the command.
+
+    Args:
+        found: plain data, for JSON.
+        show: prints it for people.
+        as_json: which of the two.
+        wrong: whether a byte was wrong: exit code 1.
+    """
     if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2))
+        click.echo(json.dumps(found, indent=2))
     else:
+        show()
+    if wrong:
+        raise SystemExit(EXIT_MISMATCH)
+
+
+def finish(report: Report, *, as_json: bool, next_steps: str) -> None:
+    """Print the report of a workload and end the command: exit code 1 when a byte was wrong."""
+
+    def show() -> None:
         _print_rows(_rows(report))
         click.echo(next_steps)
-    if report.mismatches:
-        raise SystemExit(EXIT_MISMATCH)
+
+    end(report.as_dict(), show, as_json=as_json, wrong=report.mismatches)
 
 
 def _print_rows(rows: Iterable[tuple[str, str]]) -> None:

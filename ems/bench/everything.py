@@ -19,6 +19,7 @@ from ems.bench.roof import RoofReport, RoofSettings, measure_roof
 from ems.bench.scale import ScaleSettings, measure_scale
 from ems.bench.steps import StepsSettings
 from ems.bench.v1 import MODELS, BlocksReport, BlocksSettings, measure_blocks
+from ems.bench.verify import VerifySettings, measure_verify
 from ems.bench.writers import WritersSettings
 
 __all__ = ["Everything", "EverythingSettings", "copy_settings", "measure_everything", "quick"]
@@ -47,6 +48,7 @@ class EverythingSettings:
 
     copies: tuple[CopySettings, ...] = dataclasses.field(default_factory=copy_settings)
     roof: RoofSettings = dataclasses.field(default_factory=RoofSettings)
+    verify: VerifySettings = dataclasses.field(default_factory=VerifySettings)
     latency: LatencySettings = dataclasses.field(default_factory=LatencySettings)
     scale: ScaleSettings = dataclasses.field(default_factory=ScaleSettings)
     blocks: tuple[BlocksSettings, ...] = tuple(BlocksSettings(MODELS[name]) for name in MODELS)
@@ -60,6 +62,7 @@ def quick() -> EverythingSettings:
     return EverythingSettings(
         copies=(small,),
         roof=RoofSettings(4, 64 << 10, 256 << 10, rotate_bytes=4 << 20, rounds=2),
+        verify=VerifySettings(4, 64 << 10, pairs=2),
         latency=LatencySettings(rotate_bytes=8 << 20, rounds=100, local_loads=100, lag_s=0.05),
         scale=ScaleSettings(
             LookupSettings(4000, 1000, rotate_bytes=8 << 20, rounds=20),
@@ -88,7 +91,7 @@ class Everything:
     begun: str  # ISO 8601, UTC
     copies: tuple[CopyReport, ...]
     roof: RoofReport
-    others: tuple[Figure, ...]  # of latency and scale
+    others: tuple[Figure, ...]  # of verify, latency and scale
     blocks: tuple[BlocksReport, ...]
     replay: ReplayReport
     peers: Comparison
@@ -132,8 +135,10 @@ def measure_everything(
     copies = tuple(measure_copy(one) for one in settings.copies)
     progress("roof")
     roof = measure_roof(settings.roof)
+    progress("verify")
+    others = measure_verify(settings.verify).figures
     progress("latency")
-    others = list(measure_latency(settings.latency).figures)
+    others += list(measure_latency(settings.latency).figures)
     progress("scale")
     others += measure_scale(settings.scale, progress).figures
     progress("v1")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from ems.bench.command import EXIT_MISMATCH, size, told, told_as_errors
+from ems.bench.command import as_json_option, end, size, told, told_as_errors
 from ems.bench.copy import CopyReport, measure_copy
 from ems.bench.everything import copy_settings
 from ems.bench.figure import Figure, print_figures
@@ -17,6 +16,7 @@ from ems.bench.lookup import LookupSettings
 from ems.bench.roof import RoofSettings, measure_roof
 from ems.bench.scale import ScaleSettings, measure_scale
 from ems.bench.steps import StepsSettings
+from ems.bench.verify import SHAPES, VerifySettings, measure_verify
 from ems.bench.writers import WritersSettings
 from ems.cli.bench_all import everything, report
 from ems.cli.bench_peers import peers
@@ -30,7 +30,6 @@ __all__ = ["command"]
 _ROTATE = "1GiB"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 _rotate = click.option(
     "--rotate",
     callback=size,
@@ -78,7 +77,7 @@ command.add_command(vllm)
     show_default=True,
     help="Processes that make a first load, and as many a first save.",
 )
-@_as_json
+@as_json_option
 def copy(
     blocks: int | None,
     block_bytes: int | None,
@@ -96,19 +95,20 @@ def copy(
     with told_as_errors():
         for settings in copy_settings(blocks, block_bytes, rotate, rounds, fresh):
             reports.append(measure_copy(settings))
-    if as_json:
-        click.echo(json.dumps({"reports": [report.as_dict() for report in reports]}, indent=2))
-    else:
-        for report in reports:
-            _print_copy(report)
-        _print_figures([figure for report in reports for figure in report.figures])
-    _end(reports)
+
+    def show() -> None:
+        for one in reports:
+            _print_copy(one)
+        _print_figures([figure for one in reports for figure in one.figures])
+
+    found = {"reports": [one.as_dict() for one in reports]}
+    end(found, show, as_json=as_json, wrong=any(one.mismatches for one in reports))
 
 
 @command.command(name="roof", short_help="Bare copies by one and two threads, EMS beside them.")
 @_rotate
 @_rounds(24)
-@_as_json
+@as_json_option
 def roof(rotate: int, rounds: int, as_json: bool) -> None:
     """Time glibc's memcpy and the streaming copy on both kinds of pages, taking turns with EMS.
 
@@ -116,15 +116,16 @@ def roof(rotate: int, rounds: int, as_json: bool) -> None:
     """
     with told_as_errors():
         report = measure_roof(RoofSettings(rotate_bytes=rotate, rounds=rounds))
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2))
-        return
-    click.echo(f"{report.machine}; pool on {report.page_kind} pages\n")
-    click.echo(f"{'':<8}{'threads':>8}{'pages':>8}{'GB/s':>8}")
-    for one in report.rates:
-        click.echo(f"{one.name:<8}{one.threads:>8}{one.pages:>8}{one.gb_per_s:>8.2f}")
-    click.echo()
-    _print_figures(report.figures)
+
+    def show() -> None:
+        click.echo(f"{report.machine}; pool on {report.page_kind} pages\n")
+        click.echo(f"{'':<8}{'threads':>8}{'pages':>8}{'GB/s':>8}")
+        for one in report.rates:
+            click.echo(f"{one.name:<8}{one.threads:>8}{one.pages:>8}{one.gb_per_s:>8.2f}")
+        click.echo()
+        _print_figures(report.figures)
+
+    end(report.as_dict(), show, as_json=as_json)
 
 
 @command.command(name="latency", short_help="One small key: sync, awaited, many outstanding.")
@@ -132,7 +133,7 @@ def roof(rotate: int, rounds: int, as_json: bool) -> None:
 @_rounds(4000)
 @click.option("--loads", type=click.IntRange(1), default=10_000, show_default=True)
 @click.option("--lag-seconds", type=click.FloatRange(0.01, 600), default=2.0, show_default=True)
-@_as_json
+@as_json_option
 def latency(rotate: int, rounds: int, loads: int, lag_seconds: float, as_json: bool) -> None:
     """Time calls of one key of 64 KiB, and look at the lag of an event loop that awaits many.
 
@@ -147,11 +148,12 @@ def latency(rotate: int, rounds: int, loads: int, lag_seconds: float, as_json: b
     )
     with told_as_errors():
         report = measure_latency(settings)
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2))
-    else:
+
+    def show() -> None:
         click.echo(f"{report.machine}; pool on {report.page_kind} pages\n")
         _print_figures(report.figures)
+
+    end(report.as_dict(), show, as_json=as_json)
 
 
 @command.command(name="scale", short_help="Many entries, several writers, memory.")
@@ -161,7 +163,7 @@ def latency(rotate: int, rounds: int, loads: int, lag_seconds: float, as_json: b
 @_rounds(1000)
 @click.option("--writers", type=click.IntRange(1, 64), default=4, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.1, 600), default=3.0, show_default=True)
-@_as_json
+@as_json_option
 def scale(
     entries: int,
     few: int,
@@ -182,11 +184,37 @@ def scale(
     )
     with told_as_errors():
         report = measure_scale(settings, told)
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2))
-    else:
+
+    def show() -> None:
         click.echo(f"{report.machine}\n")
         _print_figures(report.figures)
+
+    end(report.as_dict(), show, as_json=as_json)
+
+
+@command.command(name="verify", short_help="What comparing checksums costs a load.")
+@click.option("--pairs", type=click.IntRange(1, 100_000), default=200, show_default=True)
+@as_json_option
+def verify(pairs: int, as_json: bool) -> None:
+    """Load the same blocks with and without a comparison of their checksums, in turns.
+
+    32 x 2 MiB and 128 x 64 KiB, copied by one thread.
+    """
+    with told_as_errors():
+        found = [measure_verify(VerifySettings(*shape, pairs)) for shape in SHAPES]
+
+    def show() -> None:
+        click.echo(f"{found[0].machine}\n")
+        for one in found:
+            shape = f"{one.settings.blocks} x {format_size(one.settings.block_bytes)}"
+            click.echo(
+                f"{shape}: {one.compared:.2f} GB/s compared, {one.not_compared:.2f} not; "
+                f"{100 * (one.ratio - 1):+.1f} % (median of {pairs} pairs)"
+            )
+        click.echo()
+        _print_figures([figure for one in found for figure in one.figures])
+
+    end({"reports": [one.as_dict() for one in found]}, show, as_json=as_json)
 
 
 def _print_copy(report: CopyReport) -> None:
@@ -208,8 +236,3 @@ def _print_copy(report: CopyReport) -> None:
 def _print_figures(figures: list[Figure] | tuple[Figure, ...]) -> None:
     if figures:
         print_figures(figures, click.echo)
-
-
-def _end(reports: list[CopyReport]) -> None:
-    if any(report.mismatches for report in reports):
-        raise SystemExit(EXIT_MISMATCH)

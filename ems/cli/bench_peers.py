@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from ems.bench.command import EXIT_MISMATCH, fail, told, told_as_errors
+from ems.bench.command import as_json_option, end, fail, told, told_as_errors
 from ems.bench.comparison import SHAPES, Comparison, ComparisonSettings, Shape, compare
 from ems.bench.figure import print_figures
 from ems.bench.peers.catalogue import PEERS, install
@@ -61,7 +59,7 @@ def _shapes(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]
     help="Of each shape.",
 )
 @click.option("--turns", type=click.IntRange(1), default=_DEFAULTS.turns, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@as_json_option
 def peers(
     folder: str | None,
     installs: bool,
@@ -87,12 +85,7 @@ def peers(
     )
     with told_as_errors():
         report = compare(settings, told)
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2))
-    else:
-        _print(report)
-    if report.mismatches:
-        raise SystemExit(EXIT_MISMATCH)
+    end(report.as_dict(), lambda: _print(report), as_json=as_json, wrong=report.mismatches)
 
 
 def _print(report: Comparison) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from ems.bench.command import EXIT_MISMATCH, size, told, told_as_errors
+from ems.bench.command import as_json_option, end, size, told, told_as_errors
 from ems.bench.figure import print_figures
 from ems.bench.replay import ReplaySettings, measure_replay
 
@@ -35,7 +33,7 @@ trace_option = click.option(
     help="Of the distinct blocks that the pool holds.",
 )
 @click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@as_json_option
 def replay(
     trace: str | None,
     limit: int | None,
@@ -51,10 +49,9 @@ def replay(
     settings = ReplaySettings(trace, limit, block_bytes, share / 100, processes)
     with told_as_errors():
         report = measure_replay(settings, told)
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2))
-    else:
+
+    def show() -> None:
         click.echo(f"{report.report.machine}; pool on {report.report.page_kind} pages\n")
         print_figures(report.figures, click.echo)
-    if report.mismatches:
-        raise SystemExit(EXIT_MISMATCH)
+
+    end(report.as_dict(), show, as_json=as_json, wrong=report.mismatches)

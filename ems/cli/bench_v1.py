@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from ems.bench.command import EXIT_MISMATCH, size, told_as_errors
+from ems.bench.command import as_json_option, end, size, told_as_errors
 from ems.bench.figure import print_figures
 from ems.bench.v1 import MODELS, BlocksReport, BlocksSettings, measure_blocks
 from ems.common.size import format_size
@@ -32,7 +30,7 @@ __all__ = ["v1"]
     help="Memory on either side that the calls rotate over; give more than the caches hold.",
 )
 @click.option("--rounds", type=click.IntRange(1, 100_000), default=15, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@as_json_option
 def v1(models: tuple[str, ...], blocks: int, rotate: int, rounds: int, as_json: bool) -> None:
     """Time V1 loads, and the copy engine on the same pieces without the SDK, taking turns.
 
@@ -43,16 +41,16 @@ def v1(models: tuple[str, ...], blocks: int, rotate: int, rounds: int, as_json: 
     with told_as_errors():
         for name in models or sorted(MODELS):
             reports.append(measure_blocks(BlocksSettings(MODELS[name], blocks, rotate, rounds)))
-    if as_json:
-        click.echo(json.dumps({"reports": [report.as_dict() for report in reports]}, indent=2))
-    else:
+
+    def show() -> None:
         click.echo(f"{reports[0].machine}\n")
         for report in reports:
             click.echo(_line(report))
         click.echo()
         print_figures([figure for report in reports for figure in report.figures], click.echo)
-    if any(report.mismatches for report in reports):
-        raise SystemExit(EXIT_MISMATCH)
+
+    found = {"reports": [report.as_dict() for report in reports]}
+    end(found, show, as_json=as_json, wrong=any(report.mismatches for report in reports))
 
 
 def _line(report: BlocksReport) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 
 import click
 
-from ems.bench.command import EXIT_MISMATCH, fail, size, told, told_as_errors
+from ems.bench.command import as_json_option, end, fail, size, told, told_as_errors
 from ems.bench.figure import print_figures
 from ems.bench.plots import plot_lines
 from ems.bench.vllm import VllmReport, VllmSettings, measure_vllm
@@ -54,7 +53,7 @@ __all__ = ["vllm"]
 @click.option("--capacity", callback=size, metavar="SIZE", default="2GiB", show_default=True)
 @click.option("--peers/--no-peers", default=True, help="Whether vLLM's own connectors run too.")
 @click.option("--plot", "plot_path", metavar="FILE", help="Where a plot goes too, as PNG or SVG.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@as_json_option
 def vllm(
     model: str,
     tokens: tuple[int, ...],
@@ -90,12 +89,8 @@ def vllm(
         report = measure_vllm(settings, told)
     if plot_path is not None:
         _plot(report, plot_path)
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2))
-    else:
-        _print(report)
-    if not all(row.same for row in report.rows):
-        raise SystemExit(EXIT_MISMATCH)
+    wrong = not all(row.same for row in report.rows)
+    end(report.as_dict(), lambda: _print(report), as_json=as_json, wrong=wrong)
 
 
 def _print(report: VllmReport) -> None:

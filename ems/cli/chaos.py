@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ems.bench.command import EXIT_MISMATCH, size, told_as_errors
+from ems.bench.command import as_json_option, end, size, told_as_errors
 from ems.common.size import format_size
 from ems.testing.chaos import ChaosPlan, ChaosReport, run_chaos
 
@@ -21,7 +19,7 @@ __all__ = ["command"]
 @click.option("--clients", type=click.IntRange(1, 64), default=5, show_default=True)
 @click.option("--capacity", callback=size, default="24MiB", show_default=True)
 @click.option("--entries", type=click.IntRange(16), default=256, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@as_json_option
 def command(
     seconds: float, seed: int, clients: int, capacity: int, entries: int, as_json: bool
 ) -> None:
@@ -43,12 +41,8 @@ def command(
     ):
         task = bar.add_task("chaos", total=plan.seconds)
         report = run_chaos(plan, progress=lambda done: bar.update(task, completed=done))
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2))
-    else:
-        _print(report)
-    if report.wrong:
-        raise SystemExit(EXIT_MISMATCH)
+    wrong = report.wrong
+    end(report.as_dict(), lambda: _print(report), as_json=as_json, wrong=wrong)
 
 
 def _print(report: ChaosReport) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ems.bench.command import finish, run_with_progress, size, told_as_errors
+from ems.bench.command import as_json_option, finish, run_with_progress, size, told_as_errors
 from ems.bench.conversations import make_conversations
 from ems.testing import LocalPool
 from ems.testing.figures import wait_until_prepared
@@ -25,7 +25,7 @@ Try next:
 @click.option("--block-bytes", callback=size, metavar="SIZE", default="256KiB", show_default=True)
 @click.option("--capacity", callback=size, metavar="SIZE", default="192MiB", show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="Another seed, other chats.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@as_json_option
 def command(
     requests: int, processes: int, block_bytes: int, capacity: int, seed: int, as_json: bool
 ) -> None:

@@ -6,7 +6,7 @@ import contextlib
 
 import click
 
-from ems.bench.command import fail, finish, run_with_progress, size, told_as_errors
+from ems.bench.command import as_json_option, fail, finish, run_with_progress, size, told_as_errors
 from ems.bench.simulated import run_simulation
 from ems.bench.simulation import DEFAULT_SHARES, POLICIES
 from ems.bench.workload import read_mooncake_trace
@@ -36,7 +36,7 @@ _DEFAULT_CAPACITY = "1GiB"
 @click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--limit", type=click.IntRange(1), help="Take this many requests from the start.")
 @click.option("--root", type=click.Path(), help="Use the server of this root, start none.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@as_json_option
 @click.option(
     "--simulate", is_flag=True, help="Move no bytes: the pool's policy beside others, in seconds."
 )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ems.bench.command import EXIT_MISMATCH, size, told_as_errors
+from ems.bench.command import as_json_option, end, size, told_as_errors
 from ems.common.size import format_size
 from ems.testing.stress_run import Growth, StressPlan, StressReport, run_stress
 
@@ -27,7 +25,7 @@ __all__ = ["command"]
 @click.option("--entries", type=click.IntRange(16), default=1024, show_default=True)
 @click.option("--hurried", type=click.FloatRange(0, 1), default=0.1, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True, help="Another seed, other calls.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@as_json_option
 def command(
     minutes: float,
     readers: int,
@@ -69,12 +67,8 @@ def command(
     ):
         task = bar.add_task("stress", total=plan.seconds)
         report = run_stress(plan, progress=lambda done: bar.update(task, completed=done))
-    if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=2))
-    else:
-        _print(report)
-    if report.faults or report.grown:
-        raise SystemExit(EXIT_MISMATCH)
+    wrong = report.faults or report.grown
+    end(report.as_dict(), lambda: _print(report), as_json=as_json, wrong=wrong)
 
 
 def _print(report: StressReport) -> None:

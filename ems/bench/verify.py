@@ -1,7 +1,5 @@
 """What the comparison of checksums costs a load into memory of the CPU.
 
-    python benchmarks/bench_verify.py
-
 Two clients of one pool in one process, one that compares and one that does not, load the same
 blocks, in an order left to chance: over more memory than caches hold, each pair a quarter of it
 away from the last. One thread copies, so that nothing else is found out and chosen meanwhile.
@@ -16,51 +14,85 @@ import time
 from typing import Any
 
 from ems import __version__
+from ems.bench.figure import Figure, at_most, figured
+from ems.bench.machine import Machine, read_machine
 from ems.cc.context_caching import ContextCaching
 from ems.client.client import Client
 from ems.common.config import check_config
 from ems.common.option import CcKvOption
+from ems.common.size import format_size
 from ems.testing.figures import wait_until_prepared
 from ems.testing.local_pool import LocalPool
-from ems.transfer import share_big_copies
-from ems_native import _copy
+from ems.transfer import default_parallelism, share_big_copies
 from ems_native._copy import KvBufferWrapper
 
-__all__ = ["VerifyCost", "main", "measure_verify"]
+__all__ = ["SHAPES", "VerifyReport", "VerifySettings", "measure_verify"]
 
-WANTED = 1.05
-"""Of a load that does not compare, for blocks of 2 MiB."""
+SHAPES = ((32, 2 << 20), (128, 64 << 10))
+"""Blocks of a call, and their size."""
+_WANTED = {2 << 20: 1.05}  # times a load that does not compare
 _SETS = 8
 _WARM = 2 * _SETS
 
 
 @dataclasses.dataclass(frozen=True)
-class VerifyCost:
-    """Medians over pairs of loads: GB/s of both, and the time of one over that of the other."""
+class VerifySettings:
+    """So many pairs of loads of `blocks` blocks."""
 
-    blocks: int
-    block_bytes: int
-    pairs: int
+    blocks: int = SHAPES[0][0]
+    block_bytes: int = SHAPES[0][1]
+    pairs: int = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class VerifyReport:
+    """Medians over the pairs: GB/s of both, and the time of one over that of the other."""
+
+    settings: VerifySettings
     compared: float
     not_compared: float
     ratio: float
+    machine: Machine
+
+    @property
+    def figures(self) -> list[Figure]:
+        """What is wanted of blocks of 2 MiB; of others nothing is."""
+        settings = self.settings
+        limit = _WANTED.get(settings.block_bytes)
+        if limit is None:
+            return []
+        return [
+            at_most(
+                f"load {settings.blocks} x {format_size(settings.block_bytes)}, compared",
+                self.compared,
+                "GB/s",
+                limit,
+                roof=("not compared", self.not_compared),
+                judged=("x the time of one that is not", self.ratio),
+            )
+        ]
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the report as plain data, ready for JSON."""
+        return figured(self)
 
 
-def measure_verify(pairs: int, blocks: int = 32, block_bytes: int = 2 << 20) -> VerifyCost:
-    """Measure pairs of loads of `blocks` blocks.
+def measure_verify(settings: VerifySettings) -> VerifyReport:
+    """Measure with a pool of its own; nothing is left behind.
 
     Raises:
         EmsException: no pool can be started here.
     """
+    blocks, block_bytes = settings.blocks, settings.block_bytes
     nbytes = blocks * block_bytes
     option = CcKvOption(timeout=60_000)
     with LocalPool(_SETS * nbytes + (32 << 20)) as pool:
         clients = []
         for verify in (True, False):
-            settings = check_config(dataclasses.replace(pool.config, verify=verify))
-            client = Client.open(settings, __version__)
-            assert settings.instance is not None
-            clients.append((client, ContextCaching(client, None, settings.instance)))
+            config = check_config(dataclasses.replace(pool.config, verify=verify))
+            client = Client.open(config, __version__)
+            assert config.instance is not None
+            clients.append((client, ContextCaching(client, None, config.instance)))
         try:
             share_big_copies(1)
             wait_until_prepared(pool.root)
@@ -70,7 +102,7 @@ def measure_verify(pairs: int, blocks: int = 32, block_bytes: int = 2 << 20) -> 
             for names, values, _ in sets:
                 assert compares.save(option, names, values).success == blocks
             took: list[tuple[float, float]] = []
-            for turn in range(_WARM + pairs):
+            for turn in range(_WARM + settings.pairs):
                 names, values, _ = sets[turn * 2 % _SETS + turn // _SETS % 2]
                 pair = [0.0, 0.0]
                 for which in chance.sample((0, 1), 2):
@@ -81,16 +113,16 @@ def measure_verify(pairs: int, blocks: int = 32, block_bytes: int = 2 << 20) -> 
                     assert result.success == blocks
                 took.append((pair[0], pair[1]))
         finally:
+            share_big_copies(default_parallelism())
             for client, _ in clients:
                 client.close()
     took = took[_WARM:]
-    return VerifyCost(
-        blocks=blocks,
-        block_bytes=block_bytes,
-        pairs=pairs,
+    return VerifyReport(
+        settings,
         compared=nbytes / statistics.median(pair[0] for pair in took) / 1e9,
         not_compared=nbytes / statistics.median(pair[1] for pair in took) / 1e9,
         ratio=statistics.median(pair[0] / pair[1] for pair in took),
+        machine=read_machine(),
     )
 
 
@@ -102,19 +134,3 @@ def _batch(number: int, blocks: int, block_bytes: int) -> tuple[list[str], Any, 
         for at in range(0, len(memory), block_bytes)
     ]
     return [f"set {number} block {n}" for n in range(blocks)], values, memory
-
-
-def main() -> int:
-    """Print the figures; 0 if blocks of 2 MiB cost no more than what is wanted."""
-    print(f"copy: {_copy.implementation()}")
-    answer = 0
-    for blocks, block_bytes in ((32, 2 << 20), (128, 64 << 10)):
-        cost = measure_verify(200, blocks, block_bytes)
-        print(
-            f"{blocks} x {block_bytes >> 10} KiB: {cost.compared:.2f} GB/s compared, "
-            f"{cost.not_compared:.2f} not; {100 * (cost.ratio - 1):+.1f} % (median of "
-            f"{cost.pairs} pairs)"
-        )
-        if block_bytes == 2 << 20:
-            answer = int(cost.ratio > WANTED)
-    return answer
