@@ -15,6 +15,7 @@ from ems.bench.machine import Machine
 from ems.bench.plots import plot_bars, plot_panels
 from ems.bench.roof import Rate
 from ems.common.exception import invalid_argument, io_error
+from ems.common.size import format_size
 
 __all__ = ["BEGIN", "END", "Run", "read_run", "write_document"]
 
@@ -120,13 +121,15 @@ def _draw(run: Run, stem: str) -> list[str]:
         panels = _panels(run.timings, operation)
         if panels:
             paths.append(f"{stem}-peers-{operation}.png")
+            sizes = sorted({one.value_bytes for one in run.timings})
             plot_panels(
                 paths[-1],
                 panels,
-                x_label="value, KiB",
+                x_label="size of a value",
                 y_label=f"{operation}, GB/s",
                 thick="EMS",
                 y_log=True,
+                x_ticks={size: format_size(size) for size in sizes},
             )
     return paths
 
@@ -146,7 +149,7 @@ def _panels(
         if one.operation.startswith(operation):
             title = f"{one.keys} key{'s' if one.keys > 1 else ''} a call"
             line = panels.setdefault(title, {}).setdefault(_name(one), [])
-            line.append((one.value_bytes / 1024, one.gb_per_s))
+            line.append((one.value_bytes, one.gb_per_s))
     return panels
 
 

@@ -49,8 +49,12 @@ def plot_panels(
     y_label: str,
     thick: str = "",
     y_log: bool = False,
+    x_ticks: Mapping[float, str] | None = None,
 ) -> None:
-    """The same for several plots beside each other, by title, of one scale and one legend."""
+    """The same for several plots beside each other, by title, of one scale and one legend.
+
+    `x_ticks` are what to write where below, instead of powers of ten.
+    """
     figure = _figure(8 if len(panels) == 1 else 4.5 * len(panels), 5)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
@@ -60,8 +64,13 @@ def plot_panels(
             colour = f"C{names.index(name) % 10}"
             one.plot(*zip(*points), marker="o", linewidth=width, label=name, color=colour)
         one.set_xscale("log")
+        if x_ticks:
+            one.set_xticks(list(x_ticks), labels=list(x_ticks.values()), minor=False)
+            one.set_xticks([], minor=True)
         if y_log:
             one.set_yscale("log")
+            one.yaxis.set_major_formatter("{x:g}")
+            one.yaxis.set_minor_formatter("")
         one.set_xlabel(x_label)
         one.set_title(title)
         one.grid(visible=True, alpha=0.3)
