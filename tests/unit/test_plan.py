@@ -122,6 +122,27 @@ def test_a_block_whose_components_follow_each_other_is_one_piece() -> None:
     assert [spans.pieces_of(k) for k in (0, 1)] == [[(4096 + 160, 80)], [(4096, 80)]]
 
 
+def test_memory_of_a_plan_is_used_again_only_when_nobody_has_it() -> None:
+    slots = 20_000  # large enough to be kept
+    pages = Pages(slots, 1, [(4096, 16, 8)])
+    plans = []
+    for step in (0, 1, 2):
+        numbers = [(slot * 7 + step) % slots for slot in range(slots - 1000 * step)]
+        taken = int64s(numbers, "s")
+        pieces, first = plan_slots(pages, taken, column([1] * len(numbers)), 0, "s")
+        plans.append((numbers, taken, pieces, first))
+    for numbers, taken, pieces, _ in plans:
+        assert numbers_of(taken) == numbers
+        assert numbers_of(pieces)[::2] == [4096 + 16 * slot for slot in numbers]
+    del plans, taken, pieces, first
+    for numbers in ([5, 3] * 10_000, [9] * 15_000):
+        taken = int64s(numbers, "s")
+        assert numbers_of(taken) == numbers
+        pieces, _ = plan_slots(pages, taken, column([1] * len(numbers)), 0, "s")
+        assert numbers_of(pieces)[::2] == [4096 + 16 * slot for slot in numbers]
+        del taken, pieces
+
+
 @pytest.mark.parametrize(("slots", "index"), [([0, 12], 1), ([-1, 0], 0), ([5, -(2**63)], 1)])
 def test_a_slot_outside_is_named(slots: list[int], index: int) -> None:
     pages = Pages(3, 4, [(4096, 40, 10)])
