@@ -103,11 +103,11 @@ class Ahead:
         self._asked = False
         self._requests.owe(request)
 
-    def expire(self) -> None:
-        """Give back what nobody has needed for long."""
+    def expire(self, kept_ns: int = _KEPT_NS) -> None:
+        """Give back what nobody has needed for so long."""
         with self._lock:
             grant = self._grant
-            if grant is None or monotonic_ns() - grant.since_ns < _KEPT_NS:
+            if grant is None or monotonic_ns() - grant.since_ns < kept_ns:
                 return
             self._grant = None
         self._requests.owe(grant.request)

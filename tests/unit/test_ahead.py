@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 from client_bench import Bench, Buffers, digests_of, pattern
 
-from ems.client import ahead as module
 from ems.client.ahead import Ahead
 from ems.client.operations import load, save
 from ems.client.requests import RequestBook
@@ -92,14 +91,11 @@ def test_what_was_not_granted_or_not_answered(ahead: Ahead, book: RequestBook) -
     assert ahead.ask(4096, True, POOL, soon())
 
 
-def test_what_nobody_needs_is_given_back(
-    ahead: Ahead, book: RequestBook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nobody_needs_is_given_back(ahead: Ahead, book: RequestBook) -> None:
     request = granted(ahead)
     ahead.expire()
     assert book.owed() == []
-    monkeypatch.setattr(module, "_KEPT_NS", 0)
-    ahead.expire()
+    ahead.expire(kept_ns=0)
     assert book.owed() == [request]
     assert ahead.take(4096, True) is None
 
