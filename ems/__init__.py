@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ems.cc.context_caching import ContextCaching
 from ems.cc_v1.cc_config import CcConfig_v1, KVCacheType
-from ems.cc_v1.pages import KvPages, PageCaching
+from ems.cc_v1.pages import KvPages, PageCaching, PageLoad
 from ems.common.buffer import KvBufferWrapper
 from ems.common.config import CcConfig, EmsConfig
 from ems.common.exception import EmsErrorCode, EmsException
@@ -42,6 +42,7 @@ __all__ = [
     "KvBufferWrapper",
     "KvPages",
     "PageCaching",
+    "PageLoad",
     "PrimaryKey",
     "__version__",
     "testing",

@@ -13,7 +13,7 @@ from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy as c_memcpy
 
@@ -54,6 +54,7 @@ cdef extern from "copy.h" nogil:
         const unsigned char *mask
         const ems_copy_limits *limits
         int into_pool, verify
+        uint32_t *arrived
 
     size_t ems_copy_batch(const ems_batch *batch, int *reason)
     void ems_copy_set_threads(unsigned count)
@@ -63,6 +64,9 @@ cdef extern from "copy.h" nogil:
 
 cdef extern from *:
     """
+    #include <sched.h>
+    #include <unistd.h>
+
     static inline void ems_flag_raise(int *flag)
     {
         __atomic_store_n(flag, 1, __ATOMIC_RELEASE);
@@ -72,9 +76,32 @@ cdef extern from *:
     {
         return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
     }
+
+    static inline int ems_piece_is_there(const uint32_t *arrived, uint32_t piece)
+    {
+        return __atomic_load_n(arrived, __ATOMIC_ACQUIRE) > piece;
+    }
+
+    /* Awake at first: a piece takes less time than to fall asleep and be woken. */
+    static inline void ems_await_piece(const uint32_t *arrived, uint32_t piece)
+    {
+        for (unsigned turn = 0; !ems_piece_is_there(arrived, piece); turn++)
+            if (turn < 200)
+                sched_yield();
+            else
+                usleep(20);
+    }
+
+    static inline void ems_pieces_end(uint32_t *arrived)
+    {
+        __atomic_store_n(arrived, UINT32_MAX, __ATOMIC_RELEASE);
+    }
     """
     void ems_flag_raise(int *flag) nogil
     int ems_flag_get(const int *flag) nogil
+    int ems_piece_is_there(const uint32_t *arrived, uint32_t piece) nogil
+    void ems_await_piece(const uint32_t *arrived, uint32_t piece) nogil
+    void ems_pieces_end(uint32_t *arrived) nogil
 
 
 cdef uint64_t LIMIT = <uint64_t>1 << 63
@@ -137,6 +164,22 @@ cdef class CancelFlag:
         return ems_flag_get(&self._flag) != 0
 
 
+cdef class Arrivals:
+    """How many pieces of each key a copy out of the pool has brought so far."""
+
+    cdef uint32_t _pieces
+
+    def wait(self, uint32_t piece):
+        """Return when piece number ``piece`` of all keys is there, or the copy has ended."""
+        if not ems_piece_is_there(&self._pieces, piece):
+            with nogil:
+                ems_await_piece(&self._pieces, piece)
+
+    def end(self):
+        """Let nobody wait any more."""
+        ems_pieces_end(&self._pieces)
+
+
 cdef ems_place *_check_batch(Spans spans, Py_ssize_t first, Py_ssize_t count, Py_buffer *view,
                              const unsigned char *mask) except NULL:
     """Check the keys of a batch against its places: every length must be that of the place."""
@@ -181,7 +224,7 @@ def copy_in(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t 
     try:
         batch = ems_batch(
             &spans._c, first, count, <unsigned char *>base,
-            _check_batch(spans, first, count, &view, chosen), chosen, &limits, True, False,
+            _check_batch(spans, first, count, &view, chosen), chosen, &limits, True, False, NULL,
         )
         with nogil:
             key = ems_copy_batch(&batch, &reason)
@@ -191,18 +234,25 @@ def copy_in(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t 
 
 
 def copy_out(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t base,
-             bytearray places not None, CancelFlag cancel, uint64_t deadline_ns, bint verify):
+             bytearray places not None, CancelFlag cancel, uint64_t deadline_ns, bint verify,
+             Arrivals arrivals=None):
     """Copy the values of ``count`` keys from their places behind ``base`` to their pieces.
 
     Returns the next key that is not completely done and why: 0 all done, 1 the deadline passed,
     2 cancelled, 3 (only with ``verify``) the bytes of that key, which were copied, have another
     checksum than its place. The GIL is released.
+
+    With ``arrivals`` the first piece of all keys is copied first, then the second, and so on; it is
+    told of each. Then checksums are compared at the end, and no key is done before.
     """
     cdef ems_copy_limits limits
     cdef ems_batch batch
     cdef Py_buffer view
     cdef size_t key
     cdef int reason = 0
+    cdef uint32_t *arrived = NULL
+    if arrivals is not None:
+        arrived = &arrivals._pieces
     if spans.readonly:
         raise ValueError(f"piece {spans.first_readonly()} of the batch is read-only")
     limits.cancelled = NULL if cancel is None else &cancel._flag
@@ -212,6 +262,7 @@ def copy_out(Spans spans not None, Py_ssize_t first, Py_ssize_t count, uintptr_t
         batch = ems_batch(
             &spans._c, first, count, <unsigned char *>base,
             _check_batch(spans, first, count, &view, NULL), NULL, &limits, False, verify,
+            arrived,
         )
         with nogil:
             key = ems_copy_batch(&batch, &reason)

@@ -19,7 +19,7 @@ from ems.devices.base import Device
 from ems.devices.cpu import CpuDevice
 from ems.rpc.frames import GRANTED, Put
 from ems.testing.memory_pool import MemoryPool, digest_of
-from ems_native._copy import CancelFlag, KvBufferWrapper, Spans
+from ems_native._copy import Arrivals, CancelFlag, KvBufferWrapper, Spans
 
 GUARD = 64
 
@@ -177,9 +177,11 @@ class FaultyDevice(CpuDevice):
         cancel: CancelFlag | None,
         deadline_ns: int,
         verify: bool,
+        arrivals: Arrivals | None = None,
     ) -> tuple[int, int]:
         self.faults.step("copy out")
-        answer = CpuDevice.copy_out(spans, first, count, base, places, cancel, deadline_ns, verify)
+        limits = cancel, deadline_ns
+        answer = CpuDevice.copy_out(spans, first, count, base, places, *limits, verify, arrivals)
         self.faults.step("copy out done")
         return answer
 

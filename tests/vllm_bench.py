@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import hashlib
 import threading
@@ -23,6 +24,7 @@ SIZE = 4
 PAGE = 64
 BLOCKS = 32
 PROMPT = list(range(18))
+LAYER = "layer"
 
 
 class FakeLink:
@@ -61,7 +63,8 @@ class Rank:
         base = ctypes.addressof(self.memory)
         self.layout = f"rank {rank}"
         self.half = WorkerHalf(settings, link, lambda: as_dict(v1.client.counters()))  # type: ignore[arg-type]
-        self.half.register([KvPages(base, BLOCKS, PAGE, PAGE, owner=self.memory)], self.layout)
+        pages = [KvPages(base, BLOCKS, PAGE, PAGE, owner=self.memory)]
+        self.half.register(pages, self.layout, {LAYER: 0})
 
     def fill(self, block: int, text: bytes) -> None:
         self.memory[block * PAGE : (block + 1) * PAGE] = (text * PAGE)[:PAGE]
@@ -88,6 +91,7 @@ class Engine:
         self.scheduler.set_layouts([rank.layout for rank in self.ranks])
         self.blocks: dict[str, list[int]] = {}
         self.preempted: set[str] = set()
+        self.hooks = True  # whether layers wait for their blocks
         self.bad: set[int] = set()
         self.sent: set[str] = set()
         self.received: set[str] = set()
@@ -116,6 +120,9 @@ class Engine:
         for rank in self.ranks:
             rank.half.preempt(plan)
             rank.half.load(plan)
+            if rank.half.arriving and self.hooks:
+                with contextlib.suppress(Exception):  # as the connector does
+                    rank.half.arrive(LAYER)
             for request in requests:
                 self._compute(rank, request, scheduled.get(request.request_id, 0))
             rank.half.save(plan)

@@ -19,12 +19,12 @@ from ems.common.option import CcKvOption, check_option
 from ems.common.result import CcResult
 from ems.future import CcFuture
 from ems_native import _plan
-from ems_native._copy import Spans
+from ems_native._copy import Arrivals, Spans
 
 if TYPE_CHECKING:
     from ems.client.client import Client
 
-__all__ = ["KvPages", "PageCaching", "describe_pages"]
+__all__ = ["KvPages", "PageCaching", "PageLoad", "describe_pages"]
 
 _LIMIT = 1 << 62
 _INT_MAX = 2**31 - 1
@@ -85,6 +85,39 @@ def describe_pages(pages: object) -> tuple[_plan.Pages, str]:
     if not isinstance(first.device, str) or not first.device:
         raise wrong_type("pages[0].device", first.device, 'a str such as "cpu"')
     return _plan.Pages(first.num_blocks, 1, components), first.device
+
+
+class PageLoad:
+    """A load that brings the first page of all blocks, then the second, and so on.
+
+    So that whoever computes layer by layer need not wait for the last one. Made by
+    `PageCaching.load_by_page`.
+
+    Args:
+        future: of the load. What it says holds for what was computed meanwhile: a block that it
+            does not count may have had wrong bytes, whatever was waited for.
+        arrivals: of its pages.
+    """
+
+    def __init__(self, future: CcFuture, arrivals: Arrivals) -> None:
+        self.future = future
+        self._arrivals = arrivals
+        future.add_done_callback(self._end)
+
+    @public
+    def wait(self, page: int) -> None:
+        """Return when page `page` of all blocks is in its place, or the load has ended.
+
+        Args:
+            page: index in the list that was given to `register_pages`.
+
+        Raises:
+            EmsException: `EMS_INVALID_ARGUMENT`.
+        """
+        self._arrivals.wait(check_int("page", page, 0, _INT_MAX))
+
+    def _end(self, future: CcFuture) -> None:
+        self._arrivals.end()
 
 
 class PageCaching:
@@ -160,6 +193,18 @@ class PageCaching:
         """Start a load and return at once; the blocks belong to it until the future is done."""
         digests, spans, deadline = self._planned(block_ids, keys, option)
         return self._client.load_later(digests, spans, deadline)
+
+    @public
+    def load_by_page(self, block_ids: Any, keys: Any, option: CcKvOption | None = None) -> PageLoad:
+        """Start a load that brings page after page, each of all blocks; see `PageLoad`.
+
+        In pages of whole 4 KiB of the CPU's memory; otherwise all of them come at the end.
+        """
+        digests, spans, deadline = self._planned(block_ids, keys, option)
+        arrivals = Arrivals()
+        return PageLoad(
+            self._client.load_later(digests, spans, deadline, arrivals=arrivals), arrivals
+        )
 
     @public
     def exists(self, keys: Any, option: CcKvOption | None = None) -> CcResult:

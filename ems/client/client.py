@@ -33,7 +33,7 @@ from ems.home import HomeLoop, forked_error, keep_from_child
 from ems.rpc.channel import Credentials
 
 if TYPE_CHECKING:
-    from ems_native._copy import CancelFlag, Spans
+    from ems_native._copy import Arrivals, CancelFlag, Spans
 
 __all__ = ["Client", "Counted"]
 
@@ -178,9 +178,14 @@ class Client:
                 self._tell_left()
 
     def load_later(
-        self, digests: bytes, spans: Spans, deadline: Deadline, counted: Counted | None = None
+        self,
+        digests: bytes,
+        spans: Spans,
+        deadline: Deadline,
+        counted: Counted | None = None,
+        arrivals: Arrivals | None = None,
     ) -> CcFuture:
-        """Load in a copy worker."""
+        """Load in a copy worker; see `operations.load` for `arrivals`."""
         with self._entered():
             copier = self._device.admit(spans)
             record = self._record("load", spans)
@@ -188,7 +193,7 @@ class Client:
                 Kind.LOAD,
                 spans.nbytes,
                 lambda cancel: self._load(
-                    copier, digests, spans, deadline, cancel, counted, record
+                    copier, digests, spans, deadline, cancel, counted, record, arrivals
                 ),
                 deadline,
             )
@@ -304,6 +309,7 @@ class Client:
         cancel: CancelFlag | None,
         counted: Counted | None,
         record: Record | None = None,
+        arrivals: Arrivals | None = None,
     ) -> CcResult:
         context = self._session.context
         nkeys = hits = spans.nkeys
@@ -314,7 +320,7 @@ class Client:
                 context = dataclasses.replace(context, device=copier)
             if record is not None:
                 context = record.started(context)
-            hits = operations.load(context, digests, spans, deadline, cancel)
+            hits = operations.load(context, digests, spans, deadline, cancel, arrivals)
         return CcResult(hits, nkeys) if counted is None else counted(hits)
 
     def _save(

@@ -34,7 +34,7 @@ from ems.devices.base import PLACE_BYTES, PLACE_WORDS, DeviceError
 from ems_native._shm import monotonic_ns
 
 if TYPE_CHECKING:
-    from ems_native._copy import CancelFlag, Spans
+    from ems_native._copy import Arrivals, CancelFlag, Spans
 
 __all__ = ["exists", "load", "save"]
 
@@ -62,6 +62,7 @@ def load(
     spans: Spans,
     deadline: Deadline,
     cancel: CancelFlag | None = None,
+    arrivals: Arrivals | None = None,
 ) -> int:
     """Copy the values of keys to the caller's memory, up to the first miss.
 
@@ -71,6 +72,8 @@ def load(
         spans: the caller's memory, as many keys; none of it read-only.
         deadline: looked at during the copy.
         cancel: the same.
+        arrivals: told of the pieces of all keys in turn. Who works with them at once cannot be
+            helped by another try, so there is none.
 
     Returns:
         How many keys in a row from the head were loaded. Memory of later keys may have been
@@ -86,7 +89,7 @@ def load(
     add(_LOAD_CALLS, 1)
     add(_LOAD_KEYS, nkeys)
     try:
-        hits = _load(context, digests, spans, deadline, cancel, started)
+        hits = _load(context, digests, spans, deadline, cancel, arrivals, started)
     except Exception as error:
         raise _translated(
             error, context, Count.LOAD_TIMEOUTS, Count.LOAD_CANCELLED, Count.LOAD_ERRORS
@@ -103,13 +106,16 @@ def _load(
     spans: Spans,
     deadline: Deadline,
     cancel: CancelFlag | None,
+    arrivals: Arrivals | None,
     tick: int,
 ) -> int:
     reader = context.reader
     nkeys = spans.nkeys
     places = bytearray(PLACE_BYTES * nkeys)
     chunk_bytes = context.device.chunk_bytes
-    ends = None if spans.nbytes <= chunk_bytes else key_ends(spans)
+    whole = arrivals is not None or spans.nbytes <= chunk_bytes
+    ends = None if whole else key_ends(spans)
+    tries = ATTEMPTS if arrivals is None else 0
     first = attempts = 0
     while first < nkeys:
         if attempts:
@@ -127,6 +133,7 @@ def _load(
                 cancel,
                 deadline.at_ns,
                 context.verify,
+                arrivals,
             )
             # Only now is known what the copied bytes are worth.
             good = reader.validate(places, first, end - first)
@@ -144,7 +151,7 @@ def _load(
                 miss = _MISS_CHECKSUM if reader.validate(places, first, 1) else _MISS_CHANGING
             elif good == count:
                 continue
-        if miss == _MISS_CHANGING and attempts < ATTEMPTS:
+        if miss == _MISS_CHANGING and attempts < tries:
             attempts += 1
             context.counters.add(Count.LOAD_RETRIES, 1)
             continue

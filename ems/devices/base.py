@@ -13,7 +13,7 @@ import enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ems_native._copy import CancelFlag, Spans
+    from ems_native._copy import Arrivals, CancelFlag, Spans
 
 __all__ = [
     "PLACE_BYTES",
@@ -98,11 +98,13 @@ class Copier(Protocol):
         cancel: CancelFlag | None,
         deadline_ns: int,
         verify: bool,
+        arrivals: Arrivals | None = None,
     ) -> tuple[int, int]:
         """Copy keys `first` to `first + count` out of the pool.
 
         With `verify` the checksum of what was copied is compared, and `CopyEnd.CHECKSUM` reported
-        with the first key whose bytes differ from it.
+        with the first key whose bytes differ from it. `arrivals` asks for the pieces of all keys in
+        turn, and is told of them; a back end need not.
         """
 
 

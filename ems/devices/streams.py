@@ -32,7 +32,7 @@ from ems_native import _copy
 if TYPE_CHECKING:
     from ems.devices.staging import Buffer
     from ems_native._acl import Runtime
-    from ems_native._copy import CancelFlag, Spans
+    from ems_native._copy import Arrivals, CancelFlag, Spans
 
 __all__ = ["StreamDevice", "refuse_mixture"]
 
@@ -237,6 +237,7 @@ class Batch:
         cancel: CancelFlag | None,
         deadline_ns: int,
         verify: bool,
+        arrivals: Arrivals | None = None,
     ) -> tuple[int, int]:
         """See `Copier.copy_out`. Returns when the stream was synchronised, or aborted."""
         limits = Limits(cancel, deadline_ns)

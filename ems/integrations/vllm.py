@@ -197,10 +197,11 @@ class EmsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Describe the KV caches to EMS, by their strides."""
         assert self._worker is not None
         config = self._kv_cache_config
-        pages, shapes = [], []
+        pages, shapes, layers = [], [], {}
         for name, tensor in kv_caches.items():
             found, shape = pages_of(name, tensor, config.num_blocks)
             pages += found
+            layers[name] = len(pages) - 1
             shapes.append((name, shape, str(tensor.dtype), len(found)))
         self._layout = layout_text(
             {
@@ -211,7 +212,9 @@ class EmsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 "vllm": vllm.__version__,
             }
         )
-        self._worker.register(pages, self._layout)
+        # A device's load comes as one, and its graphs leave out the hooks.
+        on_cpu = all(one.device == "cpu" for one in pages)
+        self._worker.register(pages, self._layout, layers if on_cpu else None)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return what a block of this rank is, for the scheduler."""
@@ -225,14 +228,21 @@ class EmsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_never_raises(_nothing)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Load what the scheduler promised."""
+        """Load what the scheduler promised, or start to."""
         plan = self._plan()
         if plan.loads:
             assert self._worker is not None
             self._worker.load(plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Everything that this step needs was loaded before it began."""
+        """Wait for the blocks of a layer, if this step loads some beside its forward pass."""
+        if self._worker is not None and self._worker.arriving:
+            self._arrive(layer_name)
+
+    @_never_raises(_nothing)
+    def _arrive(self, layer_name: str) -> None:
+        assert self._worker is not None
+        self._worker.arrive(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
@@ -241,10 +251,10 @@ class EmsConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_never_raises(_nothing)
     def wait_for_save(self) -> None:
-        """Start to save what the forward pass has filled; does not wait."""
+        """Start to save what the forward pass has filled; waits for loads only."""
         plan = self._plan()
-        if plan.saves:
-            assert self._worker is not None
+        assert self._worker is not None
+        if plan.saves or self._worker.arriving:
             self._worker.save(plan)
 
     @_never_raises(lambda: (set(), set()))

@@ -1,5 +1,8 @@
 """The worker half: loads and saves in whole batches, and what must not happen to a block.
 
+A load that a step needs runs beside its forward pass, layer by layer; what it brought is judged
+when the forward pass has ended, and vLLM computes again what was made of blocks that did not come.
+
 - No block is read after it was handed back: blocks of a request that ended are held, a preempted
   one's saves are waited for before its blocks are written.
 - No block is written after its request ended: a load is reported when its future is done, and then
@@ -10,10 +13,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ems import CcFuture, CcKvOption, ContextCaching, Ems, KvPages, PageCaching
+from ems import CcFuture, CcKvOption, ContextCaching, Ems, KvPages, PageCaching, PageLoad
 from ems.integrations.vllm_link import Link
 from ems.integrations.vllm_settings import Settings
 from ems.integrations.vllm_steps import Load, StepPlan, StepReport
@@ -22,12 +26,16 @@ __all__ = ["WorkerHalf"]
 
 PATIENCE_S = 0.05
 """How long a preempted request's saves may go on before they are cancelled."""
+LAYERED_BYTES = 2 << 20
+"""Smaller loads are over before another thread would have begun them."""
 _COUNTED = (
     "load_calls", "load_keys", "load_hits", "load_bytes", "load_ns", "load_timeouts", "load_errors",
     "miss_absent", "miss_changing", "miss_length", "miss_retired", "miss_checksum",
     "save_keys", "save_committed", "save_no_room", "save_bytes", "save_ns", "save_timeouts",
     "save_errors",
 )  # fmt: skip
+
+_log = logging.getLogger("vllm.ems")
 
 
 class WorkerHalf:
@@ -54,6 +62,10 @@ class WorkerHalf:
         self._pages: PageCaching | None = None
         self._saving: dict[str, list[CcFuture]] = {}
         self._loading: dict[str, tuple[CcFuture, Load]] = {}
+        self.arriving: list[tuple[PageLoad, Load]] = []
+        self._layers: Mapping[str, int] = {}  # the last page of each
+        self._passed: set[str] = set()  # layers whose blocks were waited for in this step
+        self._block_bytes = 0
         self._held: set[str] = set()
         self._received: set[str] = set()
         self._bad: set[int] = set()  # to be reported
@@ -62,9 +74,20 @@ class WorkerHalf:
         self._before: dict[str, int] = {}
         self._worked = False
 
-    def register(self, pages: Sequence[KvPages], layout: str) -> None:
-        """Take the KV cache: one entry for each piece of memory that a block has a page in."""
+    def register(
+        self, pages: Sequence[KvPages], layout: str, layers: Mapping[str, int] | None = None
+    ) -> None:
+        """Take the KV cache.
+
+        Args:
+            pages: one entry for each piece of memory that a block has a page in.
+            layout: of a block.
+            layers: the last entry of each layer, in their order; None to load whole blocks before
+                the forward pass.
+        """
         self._described = (pages, layout)
+        self._layers = layers or {}
+        self._block_bytes = sum(one.page_bytes for one in pages)
         self._caching = self._pages = None
         self._worked = True
         self.take_stats()  # what another engine of this process did is not ours
@@ -77,7 +100,9 @@ class WorkerHalf:
                     _cancelled(future)
 
     def load(self, plan: StepPlan) -> None:
-        """Load what the step needs, and start what later steps need."""
+        """Load what the step needs, or start to, and start what later steps need."""
+        self._judge()
+        self._passed.clear()
         for load in plan.loads:
             self._worked = True
             try:
@@ -87,6 +112,9 @@ class WorkerHalf:
                 elif load.later:
                     future = pages.async_load(load.block_ids, load.keys, self._load_option)
                     self._loading[load.request_id] = (future, load)
+                elif self._layers and len(load.keys) * self._block_bytes >= LAYERED_BYTES:
+                    started = pages.load_by_page(load.block_ids, load.keys, self._load_option)
+                    self.arriving.append((started, load))
                 else:
                     result = pages.load(load.block_ids, load.keys, self._load_option)
                     self._loaded(load, result.success)
@@ -94,8 +122,17 @@ class WorkerHalf:
                 self._link.failed(self._link.loads, error)
                 self._load_failed(load)
 
+    def arrive(self, layer: str) -> None:
+        """Wait for what the forward pass reads in a layer."""
+        page = self._layers.get(layer)
+        if page is not None:
+            for started, _ in self.arriving:
+                started.wait(page)
+            self._passed.add(layer)
+
     def save(self, plan: StepPlan) -> None:
         """Start to save what the forward pass has filled."""
+        self._judge()
         for save in plan.saves:
             self._poisoned.difference_update(save.block_ids[save.computed :])
         for save in plan.saves:
@@ -115,6 +152,7 @@ class WorkerHalf:
 
     def finished(self, plan: StepPlan) -> tuple[set[str], set[str]]:
         """Return the requests whose held blocks are free now, and those whose loads have ended."""
+        self._judge()
         self._held.update(plan.held)
         for request_id in list(self._saving):
             self._sweep(request_id)
@@ -164,6 +202,7 @@ class WorkerHalf:
                 _waited(future, None)
         for future, _ in self._loading.values():
             _cancelled(future)
+        self._judge()
         self._saving.clear()
         self._loading.clear()
         self._described = self._caching = self._pages = None
@@ -183,6 +222,24 @@ class WorkerHalf:
             else:
                 self._caching = caching
         return self._pages
+
+    def _judge(self) -> None:
+        """Take in what loads beside the forward pass have brought."""
+        arriving, self.arriving = self.arriving, []
+        for started, load in arriving:
+            try:
+                blocks = started.future.result().success
+            except Exception as error:
+                if not started.future.done():
+                    _cancelled(started.future)  # before its blocks are computed
+                self._link.failed(self._link.loads, error)
+                self._load_failed(load)
+                continue
+            if not self._passed.issuperset(self._layers):
+                _log.warning("a layer did not wait for its blocks: from now on loads come before")
+                self._layers = {}
+                blocks = 0
+            self._loaded(load, blocks)
 
     def _loaded(self, load: Load, blocks: int) -> None:
         self._poisoned.difference_update(load.block_ids[:blocks])

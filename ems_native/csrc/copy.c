@@ -15,6 +15,7 @@
  */
 #include "copy.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "checksum.h"
@@ -235,7 +236,8 @@ static int copy_value_in(struct batch *batch, size_t key, unsigned char *pool, u
     return 1;
 }
 
-static int copy_value_out(struct batch *batch, size_t key, const unsigned char *pool,
+/* `chunk` is where in its value the copied begins. */
+static int copy_value_out(struct batch *batch, size_t key, const unsigned char *pool, uint64_t chunk,
                           uint64_t *checksum)
 {
     uint64_t nbytes = batch->spans->lengths[key], done = 0, total = 0;
@@ -249,7 +251,7 @@ static int copy_value_out(struct batch *batch, size_t key, const unsigned char *
         if (!may_go_on(batch, part))
             return 0;
         look_ahead(batch);
-        total += ems_checksum_mix(kernel->sum(from, part, batch->scout.later), done / EMS_CHUNK, part);
+        total += ems_checksum_mix(kernel->sum(from, part, batch->scout.later), chunk++, part);
         scatter(from, &at, part, big ? batch : NULL);
         done += part;
     }
@@ -287,7 +289,7 @@ size_t ems_copy_out(const struct ems_spans *spans, size_t first, size_t count,
     for (; key < batch.end; key++) {
         uint64_t checksum;
 
-        if (!copy_value_out(&batch, key, base + places[key].offset, &checksum))
+        if (!copy_value_out(&batch, key, base + places[key].offset, 0, &checksum))
             break;
         if (verify && checksum != places[key].checksum) {
             batch.reason = EMS_COPY_DIFFERS;
@@ -297,6 +299,94 @@ size_t ems_copy_out(const struct ems_spans *spans, size_t first, size_t count,
     kernel->fence();
     *reason = batch.reason;
     return key;
+}
+
+/* How many pieces each key has when all are cut alike, and at chunks; otherwise 0. */
+static size_t pieces_of_each(const struct ems_spans *spans, size_t first, size_t count)
+{
+    const struct ems_piece *like = spans->pieces + spans->first[first];
+    size_t n = (size_t)(spans->first[first + 1] - spans->first[first]);
+
+    for (size_t key = first; key < first + count; key++) {
+        const struct ems_piece *piece = spans->pieces + spans->first[key];
+
+        if (spans->first[key + 1] - spans->first[key] != n)
+            return 0;
+        for (size_t i = 0; i < n; i++)
+            if (piece[i].nbytes != like[i].nbytes || (i + 1 < n && piece[i].nbytes % EMS_CHUNK))
+                return 0;
+    }
+    return n;
+}
+
+/* One piece of each key as a batch of its own. */
+struct column {
+    uint64_t *first, *lengths, *sums;
+    struct ems_piece *pieces;
+    struct ems_place *places;
+};
+
+static void *column_make(struct column *column, size_t count)
+{
+    size_t of_key = 3 * sizeof(uint64_t) + sizeof(struct ems_piece) + sizeof(struct ems_place);
+    uint64_t *memory = calloc(1, count * of_key + sizeof(uint64_t));
+
+    if (memory) {
+        column->first = memory;
+        column->lengths = column->first + count + 1;
+        column->sums = column->lengths + count;
+        column->pieces = (struct ems_piece *)(column->sums + count);
+        column->places = (struct ems_place *)(column->pieces + count);
+    }
+    return memory;
+}
+
+size_t ems_copy_out_by_piece(const struct ems_spans *spans, size_t first, size_t count,
+                             const unsigned char *base, const struct ems_place *places, int verify,
+                             const struct ems_copy_limits *limits, uint32_t *arrived, int *reason)
+{
+    size_t npieces = count ? pieces_of_each(spans, first, count) : 0, key = 0;
+    struct column column;
+    void *memory = npieces ? column_make(&column, count) : NULL;
+    struct ems_spans one;
+    uint64_t at = 0;
+
+    if (!memory)
+        return ems_copy_out(spans, first, count, base, places, verify, limits, reason);
+    one = (struct ems_spans){count, column.first, column.lengths, column.pieces};
+    *reason = EMS_COPY_DONE;
+    for (size_t i = 0; i < npieces && *reason == EMS_COPY_DONE; i++) {
+        struct batch batch = {&one, base, column.places, NULL, count, 0, limits, .reason = EMS_COPY_DONE};
+
+        for (key = 0; key < count; key++) {
+            column.first[key + 1] = key + 1;
+            column.pieces[key] = spans->pieces[spans->first[first + key] + i];
+            column.lengths[key] = column.pieces[key].nbytes;
+            column.places[key].offset = places[first + key].offset + at;
+        }
+        batch_start(&batch, 0);
+        for (key = 0; key < count; key++) {
+            uint64_t sum;
+
+            if (!copy_value_out(&batch, key, base + column.places[key].offset, at / EMS_CHUNK, &sum))
+                break;
+            column.sums[key] += sum;
+        }
+        kernel->fence();
+        at += column.lengths[0];
+        *reason = batch.reason;
+        if (*reason == EMS_COPY_DONE)
+            __atomic_store_n(arrived, (uint32_t)i + 1, __ATOMIC_RELEASE);
+    }
+    if (*reason != EMS_COPY_DONE)
+        key = 0;
+    for (size_t done = 0; done < key && verify; done++)
+        if (column.sums[done] != places[first + done].checksum) {
+            *reason = EMS_COPY_DIFFERS;
+            key = done;
+        }
+    free(memory);
+    return first + key;
 }
 
 uint64_t ems_checksum(const void *source, size_t nbytes)

@@ -85,6 +85,13 @@ size_t ems_copy_out(const struct ems_spans *spans, size_t first, size_t count,
                     const unsigned char *base, const struct ems_place *places, int verify,
                     const struct ems_copy_limits *limits, int *reason);
 
+/* Like ems_copy_out, but the first piece of every key, then the second, and so on; *arrived is how
+ * many pieces all keys have. Checksums are compared at the end, so when it ends early no key is done.
+ * Where keys are not cut alike, and at chunks, it is ems_copy_out. */
+size_t ems_copy_out_by_piece(const struct ems_spans *spans, size_t first, size_t count,
+                             const unsigned char *base, const struct ems_place *places, int verify,
+                             const struct ems_copy_limits *limits, uint32_t *arrived, int *reason);
+
 /* The same for a batch as one thing, by several threads when it is big. */
 struct ems_batch {
     const struct ems_spans *spans;
@@ -94,6 +101,7 @@ struct ems_batch {
     const unsigned char *mask; /* or NULL; only into the pool */
     const struct ems_copy_limits *limits;
     int into_pool, verify;
+    uint32_t *arrived; /* or NULL; by piece, only out of the pool */
 };
 
 size_t ems_copy_batch(const struct ems_batch *batch, int *reason);

@@ -278,6 +278,9 @@ size_t ems_copy_batch(const struct ems_batch *batch, int *reason)
     struct rate *rate;
     int shared;
 
+    if (batch->arrived)
+        return ems_copy_out_by_piece(batch->spans, batch->first, batch->count, batch->base, batch->places,
+                                     batch->verify, batch->limits, batch->arrived, reason);
     /* One key is one unit. */
     if (!__atomic_load_n(&wanted, __ATOMIC_RELAXED) || batch->count == 1 ||
         (nbytes = batch_bytes(batch)) < PARALLEL_BYTES)

@@ -14,7 +14,7 @@ from fix_pool import status_of, wait_until
 
 from ems import CcKvOption, CcResult, ContextCaching, Ems, EmsErrorCode, EmsException
 from ems.testing import LocalPool
-from ems_native._copy import CancelFlag, Spans
+from ems_native._copy import Arrivals, CancelFlag, Spans
 
 NBYTES = 2 << 20
 COUNT = 24
@@ -42,6 +42,7 @@ def slow_loads(monkeypatch: pytest.MonkeyPatch, cc: ContextCaching) -> Iterator[
             cancel: CancelFlag | None,
             deadline_ns: int,
             verify: bool,
+            arrivals: Arrivals | None = None,
         ) -> tuple[int, int]:
             events.append("begin")
             try:

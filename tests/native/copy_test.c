@@ -160,6 +160,52 @@ static void copy_random_batch(void)
     free(pool);
 }
 
+/* Keys that are cut alike come piece by piece; one that ends early at a piece says so. */
+static void copy_by_piece(void)
+{
+    uint64_t first[MAX_KEYS + 1] = {0}, lengths[MAX_KEYS], sizes[MAX_PIECES], at = 0;
+    size_t nkeys = 1 + draw(MAX_KEYS), npieces = 1 + draw(MAX_PIECES), bad = draw(nkeys);
+    struct ems_piece pieces[MAX_KEYS * MAX_PIECES];
+    struct ems_copy_limits limits = {NULL, 0};
+    struct buffer to[MAX_KEYS * MAX_PIECES], pool;
+    struct ems_place places[MAX_KEYS];
+    uint32_t arrived = 0;
+    int reason = -1;
+
+    for (size_t i = 0; i < npieces; i++)
+        sizes[i] = i + 1 < npieces ? EMS_CHUNK * (1 + draw(6)) : 1 + draw(20000);
+    for (size_t k = 0; k < nkeys; k++) {
+        lengths[k] = 0;
+        for (size_t i = 0; i < npieces; i++) {
+            to[k * npieces + i] = buffer_make(sizes[i]);
+            pieces[k * npieces + i] = to[k * npieces + i].piece;
+            lengths[k] += sizes[i];
+        }
+        first[k + 1] = first[k] + npieces;
+    }
+    pool = buffer_make(nkeys * lengths[0]);
+    unsigned char *base = (unsigned char *)(uintptr_t)pool.piece.address;
+    for (size_t k = 0; k < nkeys; k++)
+        places[k] = (struct ems_place){0, 0, k * lengths[0], lengths[0], ems_checksum(base + k * lengths[0], lengths[0])};
+    struct ems_spans out = {nkeys, first, lengths, pieces};
+
+    CHECK(ems_copy_out_by_piece(&out, 0, nkeys, base, places, 1, &limits, &arrived, &reason) == nkeys);
+    CHECK(reason == EMS_COPY_DONE && arrived == npieces);
+    for (size_t k = 0; k < nkeys; k++)
+        for (size_t i = 0; i < npieces; at += sizes[i++])
+            CHECK(!memcmp((void *)(uintptr_t)pieces[k * npieces + i].address, base + at, sizes[i]));
+    base[bad * lengths[0] + draw(lengths[0])] ^= (unsigned char)(1 + draw(255));
+    CHECK(ems_copy_out_by_piece(&out, 0, nkeys, base, places, 1, &limits, &arrived, &reason) == bad);
+    CHECK(reason == EMS_COPY_DIFFERS);
+    limits.deadline_ns = 1;
+    arrived = 0;
+    CHECK(ems_copy_out_by_piece(&out, 0, nkeys, base, places, 1, &limits, &arrived, &reason) == 0);
+    CHECK(reason == EMS_COPY_DEADLINE && arrived == 0);
+    for (size_t i = 0; i < nkeys * npieces; i++)
+        free(to[i].block);
+    free(pool.block);
+}
+
 static void stream_random(void)
 {
     struct buffer from = buffer_make(draw_length()), to = buffer_make(from.piece.nbytes);
@@ -182,6 +228,7 @@ int main(int argc, char **argv)
             continue;
         for (int round = 0; round < rounds; round++) {
             copy_random_batch();
+            copy_by_piece();
             stream_random();
         }
         printf("copy_test: %s, %d batches\n", names[i], rounds);

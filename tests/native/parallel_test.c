@@ -31,7 +31,7 @@ static void copy_once(uint64_t *state, unsigned char *from, unsigned char *pool,
     size_t begin = draw(state, 3), count = NKEYS - begin;
     struct ems_copy_limits limits = {NULL, 0};
     struct ems_spans source = {NKEYS, first, lengths, in}, target = {NKEYS, first, lengths, out};
-    struct ems_batch batch = {&source, begin, count, pool, places, mask, &limits, 1, 0};
+    struct ems_batch batch = {&source, begin, count, pool, places, mask, &limits, 1, 0, NULL};
     int reason, cancelled = 1;
 
     for (size_t k = 0; k < NKEYS; k++) {

@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 import itertools
 import struct
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ems_native import _copy
-from ems_native._copy import CancelFlag, KvBufferWrapper, Spans, copy_in, copy_out
+from ems_native._copy import Arrivals, CancelFlag, KvBufferWrapper, Spans, copy_in, copy_out
 
 PLACE = struct.Struct("<5Q")
 CHUNK = 4096
@@ -224,6 +225,69 @@ def test_damage_changes_the_checksum(data: st.DataObject) -> None:
     memory.bytes = bytes(damaged)
     nbytes = at or 1 if kind == "cut" else len(value)
     assert _copy.checksum(memory.address, nbytes) != whole
+
+
+SIZES = st.sampled_from([CHUNK, 2 * CHUNK, 64_000, 65_536, 100, 5_000])
+
+
+@given(st.integers(1, 5), st.lists(SIZES, min_size=1, max_size=6), st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_by_piece_the_same_bytes_come(
+    implementation: str, nkeys: int, sizes: list[int], data: st.DataObject
+) -> None:
+    places, room = places_of([sum(sizes)] * nkeys)
+    pool = Memory(room)
+    sources = [[Memory(size, shift=at % 3) for at, size in enumerate(sizes)] for _ in range(nkeys)]
+    for number, memory in enumerate(itertools.chain(*sources)):
+        memory.bytes = Random(number).randbytes(len(memory.bytes))
+    assert copy_in(spans_of(sources), 0, nkeys, pool.address, places, None, 0) == (nkeys, DONE)
+    targets = [[Memory(size, shift=at % 5) for at, size in enumerate(sizes)] for _ in range(nkeys)]
+    first = data.draw(st.integers(0, nkeys - 1))
+    given = spans_of(targets), first, nkeys - first, pool.address, places
+    assert copy_out(*given, None, 0, True, Arrivals()) == (nkeys, DONE)
+    for key in range(first, nkeys):
+        for source, target in zip(sources[key], targets[key]):
+            assert target.bytes == source.bytes
+            target.check_guards()
+    bad = data.draw(st.integers(first, nkeys - 1))
+    damaged = bytearray(pool.bytes)
+    damaged[PLACE.unpack_from(places, 40 * bad)[2] + data.draw(st.integers(0, sum(sizes) - 1))] ^= 1
+    pool.bytes = bytes(damaged)
+    assert copy_out(*given, None, 0, True, Arrivals()) == (bad, DIFFERS)
+    assert copy_out(*given, None, 0, False, Arrivals()) == (nkeys, DONE)
+    assert copy_out(*given, None, 1, True, Arrivals()) == (first, DEADLINE)
+
+
+def test_each_piece_is_there_when_it_was_waited_for() -> None:
+    nkeys, sizes = 4, [1 << 20] * 6
+    places, room = places_of([sum(sizes)] * nkeys)
+    pool = Memory(room)
+    sources = [[Memory(size) for size in sizes] for _ in range(nkeys)]
+    for number, memory in enumerate(itertools.chain(*sources)):
+        memory.bytes = bytes([number + 1]) * len(memory.bytes)
+    assert copy_in(spans_of(sources), 0, nkeys, pool.address, places, None, 0) == (nkeys, DONE)
+    targets = [[Memory(size) for size in sizes] for _ in range(nkeys)]
+    spans, arrivals = spans_of(targets), Arrivals()
+    ends: list[tuple[int, int]] = []
+    copy = threading.Thread(
+        target=lambda: ends.append(
+            copy_out(spans, 0, nkeys, pool.address, places, None, 0, True, arrivals)
+        )
+    )
+    copy.start()
+    for piece in range(len(sizes)):
+        arrivals.wait(piece)
+        for key in range(nkeys):
+            assert targets[key][piece].bytes == sources[key][piece].bytes
+    copy.join()
+    assert ends == [(nkeys, DONE)]
+    waiting = threading.Thread(target=arrivals.wait, args=[len(sizes)])
+    waiting.start()
+    waiting.join(0.02)
+    assert waiting.is_alive()
+    arrivals.end()
+    waiting.join(10)
+    assert not waiting.is_alive()
 
 
 def test_a_wrong_byte_is_found_where_it_is(implementation: str) -> None:

@@ -73,6 +73,34 @@ def test_pages_come_back_into_other_blocks(caching: PageCaching, layers: Layers,
     assert layers.gaps() == bytes(8 * 724)
 
 
+def test_page_after_page(caching: PageCaching, layers: Layers) -> None:
+    for block in (0, 3, 7):
+        layers.write(block, b"block %d, " % block)
+    saved = [layers.read(block) for block in (3, 0, 7)]
+    assert caching.save([3, 0, 7], KEYS[:3]) == CcResult(3, 3)
+    started = caching.load_by_page([1, 2, 4, 5], KEYS[:4])
+    for page in (1, 0, 1, 2, 100):  # beyond the last one is the end
+        started.wait(page)
+    assert started.future.result() == CcResult(3, 4)
+    assert [layers.read(block) for block in (1, 2, 4)] == saved
+    assert layers.gaps() == bytes(8 * 724)
+    with pytest.raises(EmsException, match="page is -1"):
+        started.wait(-1)
+
+
+def test_what_changes_below_a_load_by_page_is_not_tried_again(
+    v1: V1Bench, caching: PageCaching, layers: Layers
+) -> None:
+    caching.save([0, 1, 2], KEYS[:3])
+    digests = PageSpace(None, "m", "float, packed").digests(KEYS[:3])
+    place = v1.bench.memory.pool.locate(digests[16:32])
+    assert place is not None
+    v1.bench.faults.at["copy out done"] = lambda: v1.bench.memory.pool.drop(*place[:2])
+    started = caching.load_by_page([3, 4, 5], KEYS[:3])
+    assert started.future.result() == CcResult(1, 3)
+    assert v1.bench.faults.steps.count("copy out") == 1
+
+
 def test_another_layout_model_or_tenant_is_another_thing(
     v1: V1Bench, caching: PageCaching, layers: Layers
 ) -> None:

@@ -10,13 +10,16 @@ import pytest
 from v1_bench import V1Bench
 from vllm_bench import BLOCKS, PROMPT, Engine, FakeRequest, serve
 
-from ems import CcFuture, ContextCaching, EmsErrorCode, EmsException, PageCaching
+from ems import CcFuture, ContextCaching, EmsErrorCode, EmsException, PageCaching, PageLoad
+from ems.integrations import vllm_worker
 
 # What the connector calls, but `CcFuture.done`, which never raises.
 CALLS: dict[str, tuple[type, str]] = {
     "exists": (PageCaching, "exists"),
     "load": (PageCaching, "load"),
     "async_load": (PageCaching, "async_load"),
+    "load_by_page": (PageCaching, "load_by_page"),
+    "wait": (PageLoad, "wait"),
     "async_save": (PageCaching, "async_save"),
     "register_pages": (ContextCaching, "register_pages"),
     "result": (CcFuture, "result"),
@@ -56,6 +59,14 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     return Faults(monkeypatch)
 
 
+@pytest.fixture(params=["sync", "layered", "async"])
+def load(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How blocks are loaded: before the forward pass, beside it, or for a later step."""
+    if request.param == "layered":
+        monkeypatch.setattr(vllm_worker, "LAYERED_BYTES", 1)
+    return "async" if request.param == "async" else "sync"
+
+
 def heal(engine: Engine) -> None:
     engine.now_s += 10
     for breaker in (engine.link.loads, engine.link.saves):
@@ -69,11 +80,11 @@ def served(engine: Engine, name: str, tokens: list[int], blocks: list[int]) -> i
     assert engine.holds(request, range(len(tokens) // 4))
     for rank in engine.ranks:
         assert not rank.half._saving and not rank.half._loading and not rank.half._held
+        assert not rank.half.arriving
     return hit
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("load", ["sync", "async"])
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_always_raises(
@@ -101,7 +112,6 @@ def test_a_call_that_always_raises(
     assert served(engine, "f", PROMPT, [1, 2, 3, 4, 5]) == 16
 
 
-@pytest.mark.parametrize("load", ["sync", "async"])
 def test_calls_that_raise_now_and_then(v1: V1Bench, faults: Faults, load: str) -> None:
     chosen = random.Random(3)
     engine = Engine(v1, 2, load=load)

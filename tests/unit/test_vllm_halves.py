@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from v1_bench import V1Bench
-from vllm_bench import BLOCKS, PAGE, PROMPT, Engine, FakeRequest, run
+from vllm_bench import BLOCKS, LAYER, PAGE, PROMPT, Engine, FakeRequest, run
 
 from ems import CcFuture, EmsErrorCode, EmsException, KvPages
+from ems.integrations import vllm_worker
 from ems.integrations.vllm_steps import StepPlan
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture
+def layered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads of any size run beside the forward pass."""
+    monkeypatch.setattr(vllm_worker, "LAYERED_BYTES", 1)
+
+
+@pytest.fixture(params=[(1, False), (1, True), (2, False), (2, True)], ids=str)
 def engine(v1: V1Bench, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    yield Engine(v1, request.param)
+    ranks, layered = request.param
+    if layered:
+        request.getfixturevalue("layered")
+    yield Engine(v1, ranks)
 
 
 def test_what_one_request_computed_another_loads(engine: Engine) -> None:
@@ -147,6 +158,50 @@ def test_what_misses_at_the_load_is_reported_and_nothing_built_on_it_is_saved(
     assert engine.holds(request, range(5))
     # Nobody is offered again what did not come.
     assert engine.scheduler.matched(request, 0)[0] == 0
+
+
+@pytest.mark.usefixtures("layered")
+def test_a_layer_that_did_not_wait_was_computed_from_nobody_knows_what(v1: V1Bench) -> None:
+    engine = Engine(v1)
+    run(engine, FakeRequest("a", PROMPT), [1, 2, 3, 4, 5])
+    engine.hooks = False
+    request = FakeRequest("b", PROMPT)
+    engine.admit(request, [11, 12, 13, 14, 15])
+    engine.step({"b": 2}, [request])
+    assert engine.bad == {11, 12, 13, 14}
+    assert not engine.link.loads.is_open
+    # From now on nothing runs beside a forward pass that does not wait for it.
+    again = FakeRequest("c", PROMPT)
+    assert run(engine, again, [21, 22, 23, 24, 25]) == 16
+    assert engine.holds(again, range(4)) and not engine.bad
+
+
+@pytest.mark.usefixtures("layered")
+def test_a_layer_waits_for_its_blocks(v1: V1Bench) -> None:
+    engine = Engine(v1)
+    run(engine, FakeRequest("a", PROMPT), [1, 2, 3, 4, 5])
+    started, go = threading.Event(), threading.Event()
+
+    def wait_for_go() -> None:
+        started.set()
+        assert go.wait(10)
+
+    v1.bench.faults.at["copy out"] = wait_for_go
+    request = FakeRequest("b", PROMPT)
+    engine.admit(request, [11, 12, 13, 14, 15])
+    half = engine.ranks[0].half
+    half.load(engine.scheduler._next)
+    assert started.wait(10) and len(half.arriving) == 1
+    layer = threading.Thread(target=half.arrive, args=[LAYER])
+    layer.start()
+    layer.join(0.05)
+    assert layer.is_alive()
+    go.set()
+    layer.join(10)
+    assert not layer.is_alive()
+    assert engine.holds(request, range(4))
+    half.save(StepPlan())
+    assert not half.arriving and not half.take_bad_blocks()
 
 
 def test_others_that_share_a_block_that_did_not_come_save_nothing_either(engine: Engine) -> None:

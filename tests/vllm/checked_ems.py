@@ -10,17 +10,19 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from ems import CcFuture, CcResult, ContextCaching, KvPages, PageCaching
+from ems import CcFuture, CcResult, ContextCaching, KvPages, PageCaching, PageLoad
 from ems.integrations.vllm import EmsConnector
 
 __all__ = ["EmsConnector"]
 
-_register, _save, _load = (
+_register, _save, _load, _load_by_page = (
     ContextCaching.register_pages,
     PageCaching.async_save,
     PageCaching.load,
+    PageCaching.load_by_page,
 )
 
 
@@ -53,6 +55,20 @@ def _loaded(self: PageCaching, block_ids: Any, keys: Any, option: Any = None) ->
     return result
 
 
+def _loaded_by_page(self: PageCaching, block_ids: Any, keys: Any, option: Any = None) -> PageLoad:
+    started = _load_by_page(self, block_ids, keys, option)
+    future = started.future
+
+    def result() -> CcResult:
+        found = future.result()
+        _note("loaded", self, block_ids[: found.success], keys)
+        return found
+
+    started.future = SimpleNamespace(done=future.done, result=result)  # type: ignore[assignment]
+    return started
+
+
 ContextCaching.register_pages = _registered  # type: ignore[method-assign]
 PageCaching.async_save = _saved  # type: ignore[method-assign]
 PageCaching.load = _loaded  # type: ignore[method-assign]
+PageCaching.load_by_page = _loaded_by_page  # type: ignore[method-assign]

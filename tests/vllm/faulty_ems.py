@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from ems import CcFuture, ContextCaching, EmsErrorCode, EmsException, PageCaching
+from ems import CcFuture, ContextCaching, EmsErrorCode, EmsException, PageCaching, PageLoad
 from ems.integrations.vllm import EmsConnector
 
 __all__ = ["EmsConnector"]
@@ -29,7 +29,8 @@ def _faulty(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _owner, _names in (
-    (PageCaching, ("exists", "load", "async_load", "async_save")),
+    (PageCaching, ("exists", "load", "async_load", "load_by_page", "async_save")),
+    (PageLoad, ("wait",)),
     (ContextCaching, ("register_pages",)),
     (CcFuture, ("result", "exception", "cancel", "cancelled")),
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from ems.bench.peers.child import Peer, serve, wait_for
 
@@ -37,7 +38,8 @@ class RedisPeer(Peer):
 
     def load(self, names: list[str], places: list[memoryview]) -> None:
         """`GET` of one key, `MGET` of more, and a copy to where the caller wants it."""
-        values = [self._client.get(names[0])] if len(names) == 1 else self._client.mget(names)
+        one = len(names) == 1
+        values: list[Any] = [self._client.get(names[0])] if one else self._client.mget(names)
         for value, view in zip(values, places):
             view[:] = value
 
