@@ -14,9 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from ems import CcFuture, CcResult, ContextCaching, KvPages, PageCaching, PageLoad
+from ems.integrations import vllm_worker
 from ems.integrations.vllm import EmsConnector
 
 __all__ = ["EmsConnector"]
+
+vllm_worker.LAYERED_BYTES = 1  # the blocks of a tiny model too come layer by layer
 
 _register, _save, _load, _load_by_page = (
     ContextCaching.register_pages,
