@@ -11,7 +11,8 @@ from ems.testing.vllm_engine import VOCABULARY, Engine, ems_transfer
 
 
 def prompt(seed: int, tokens: int = 600) -> list[int]:
-    return [random.Random(seed).randrange(VOCABULARY) for _ in range(tokens)]
+    chosen = random.Random(seed)
+    return [chosen.randrange(VOCABULARY) for _ in range(tokens)]
 
 
 def engine(

@@ -53,7 +53,8 @@ def test_a_restarted_engine_goes_on_with_the_tokens_of_a_local_hit(
 ) -> None:
     dtype = more.get("dtype", "bfloat16")
     block = more.get("block_size", 128)
-    prompts = [prompt(1), prompt(2, 600 + block), prompt(3, block - 1)]
+    # The second is long enough to be loaded layer by layer.
+    prompts = [prompt(1), prompt(2, 1400 + block), prompt(3, block - 1)]
     expected = [(len(one) - 1) // block * block for one in prompts]
     with engine(models[dtype], pool, extra, **more) as first:
         cold = first.generate(prompts)
