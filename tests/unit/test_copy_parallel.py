@@ -10,6 +10,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ems_native import _copy
 from ems_native._copy import CancelFlag, Spans, copy_in, copy_out
@@ -66,6 +68,30 @@ def round_trip(seed: int) -> None:
 def test_every_byte_arrives() -> None:
     for _ in range(8):  # alone at first, then in turns with helpers
         round_trip(1)
+
+
+@given(
+    st.lists(st.integers(1, 400_000), min_size=2, max_size=20),
+    st.lists(st.integers(0, 64), min_size=1, max_size=5),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_lengths_at_any_alignments(sizes: list[int], shifts: list[int], seed: int) -> None:
+    sizes = [*sizes, 2 << 20]  # large enough to be shared, whatever is drawn
+    places, room = places_of(sizes)
+    shift = [shifts[at % len(shifts)] for at in range(len(sizes))]
+    pool, random = Memory(room), Random(seed)
+    source = [[Memory(size, by)] for size, by in zip(sizes, shift)]
+    target = [[Memory(size, by)] for size, by in zip(sizes, reversed(shift))]
+    for [memory] in source:
+        memory.bytes = random.randbytes(len(memory.bytes))
+    everything = 0, len(sizes), pool.address, places
+    assert copy_in(spans_of(source), *everything, None, 0) == (len(sizes), DONE)
+    assert copy_out(spans_of(target), *everything, None, 0, True) == (len(sizes), DONE)
+    pool.check_guards()
+    for [original], [copy] in zip(source, target):
+        assert original.bytes == copy.bytes
+        copy.check_guards()
 
 
 def test_the_lowest_bad_key_is_named() -> None:
