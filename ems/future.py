@@ -28,7 +28,15 @@ from ems.common.exception import EmsErrorCode, EmsException, invalid_argument
 from ems.common.result import CcResult
 from ems.home import HomeLoop, fork_count, forked_error
 
-__all__ = ["CcFuture", "cancelled_error", "complete", "complete_cancelled", "fail", "settle"]
+__all__ = [
+    "CcFuture",
+    "cancelled_error",
+    "check_may_wait",
+    "complete",
+    "complete_cancelled",
+    "fail",
+    "settle",
+]
 
 _log = logging.getLogger("ems.future")
 
@@ -212,14 +220,17 @@ class CcFuture:
         if self._born != fork_count():
             raise forked_error()
 
-    def _wait(self, timeout: float | None) -> None:
-        seconds = _seconds(timeout)
+    def _check_may_wait(self) -> None:
         self._check_process()
         if self._home.is_current_thread:
             raise invalid_argument(
                 "result() in the thread of the EMS home loop would wait for ever; "
                 "await the future instead"
             )
+
+    def _wait(self, timeout: float | None) -> None:
+        seconds = _seconds(timeout)
+        self._check_may_wait()
         signal = threading.Lock()
         signal.acquire()
         self._when_done(signal.release)
@@ -276,6 +287,11 @@ def fail(future: CcFuture, error: EmsException) -> None:
 def complete_cancelled(future: CcFuture) -> None:
     """End a future as cancelled. For the client core; thread-safe."""
     future._finish(_CANCELLED, None)
+
+
+def check_may_wait(future: CcFuture) -> None:
+    """Raise what `result()` raises where it would wait for ever: the home loop, a forked child."""
+    future._check_may_wait()
 
 
 def settle(future: CcFuture) -> None:

@@ -17,7 +17,7 @@ from ems.common.exception import invalid_argument
 from ems.common.key import DIGEST_BYTES, PageSpace
 from ems.common.option import CcKvOption, check_option
 from ems.common.result import CcResult
-from ems.future import CcFuture
+from ems.future import CcFuture, check_may_wait
 from ems_native import _plan
 from ems_native._copy import Arrivals, Spans
 
@@ -112,9 +112,12 @@ class PageLoad:
             page: index in the list that was given to `register_pages`.
 
         Raises:
-            EmsException: `EMS_INVALID_ARGUMENT`.
+            EmsException: `EMS_INVALID_ARGUMENT`, also in the thread of the home loop, which would
+                wait for ever; in a forked child as `CcFuture.result`.
         """
-        self._arrivals.wait(check_int("page", page, 0, _INT_MAX))
+        number = check_int("page", page, 0, _INT_MAX)
+        check_may_wait(self.future)
+        self._arrivals.wait(number)
 
     def _end(self, future: CcFuture) -> None:
         self._arrivals.end()

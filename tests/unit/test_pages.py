@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,29 @@ def test_page_after_page(caching: PageCaching, layers: Layers) -> None:
     assert layers.gaps() == bytes(8 * 724)
     with pytest.raises(EmsException, match="page is -1"):
         started.wait(-1)
+
+
+def test_nobody_waits_for_a_page_for_ever(v1: V1Bench, caching: PageCaching) -> None:
+    started = caching.load_by_page([1], KEYS[:1])
+    refused: list[str] = []
+
+    async def in_the_home_loop() -> None:
+        try:
+            started.wait(0)
+        except EmsException as error:
+            refused.append(error.message())
+
+    v1.home.run(in_the_home_loop)
+    assert "home loop would wait for ever" in refused[0]
+    pid = os.fork()
+    if pid == 0:
+        try:
+            started.wait(0)
+        except EmsException:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_what_changes_below_a_load_by_page_is_not_tried_again(

@@ -10,7 +10,6 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from ems import CcFuture, CcResult, ContextCaching, KvPages, PageCaching, PageLoad
@@ -21,12 +20,14 @@ __all__ = ["EmsConnector"]
 
 vllm_worker.LAYERED_BYTES = 1  # the blocks of a tiny model too come layer by layer
 
-_register, _save, _load, _load_by_page = (
+_register, _save, _load, _load_by_page, _result = (
     ContextCaching.register_pages,
     PageCaching.async_save,
     PageCaching.load,
     PageCaching.load_by_page,
+    CcFuture.result,
 )
+_under_way: dict[CcFuture, tuple[PageCaching, Sequence[int], Sequence[bytes]]] = {}
 
 
 def _note(what: str, pages: PageCaching, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
@@ -60,18 +61,20 @@ def _loaded(self: PageCaching, block_ids: Any, keys: Any, option: Any = None) ->
 
 def _loaded_by_page(self: PageCaching, block_ids: Any, keys: Any, option: Any = None) -> PageLoad:
     started = _load_by_page(self, block_ids, keys, option)
-    future = started.future
-
-    def result() -> CcResult:
-        found = future.result()
-        _note("loaded", self, block_ids[: found.success], keys)
-        return found
-
-    started.future = SimpleNamespace(done=future.done, result=result)  # type: ignore[assignment]
+    _under_way[started.future] = (self, block_ids, keys)
     return started
+
+
+def _resulted(self: CcFuture, timeout: float | None = None) -> CcResult:
+    found = _result(self, timeout)
+    if self in _under_way:
+        pages, block_ids, keys = _under_way.pop(self)
+        _note("loaded", pages, block_ids[: found.success], keys)
+    return found
 
 
 ContextCaching.register_pages = _registered  # type: ignore[method-assign]
 PageCaching.async_save = _saved  # type: ignore[method-assign]
 PageCaching.load = _loaded  # type: ignore[method-assign]
 PageCaching.load_by_page = _loaded_by_page  # type: ignore[method-assign]
+CcFuture.result = _resulted  # type: ignore[method-assign]
