@@ -366,8 +366,12 @@ cdef class Writer:
     # ---- eviction: mechanism only ----
 
     def survey(self, uint64_t bucket, uint64_t nbuckets):
-        """Looks at the entries of some buckets: heads of chains get the marks of their tails."""
+        """Counts how long the entries of some buckets, and those that are gone, wait for a use."""
         ems_pool_survey(&self.pool, bucket, nbuckets)
+
+    def lift(self, uint64_t bucket, uint64_t nbuckets):
+        """Gives heads of chains the marks of their tails, as entries of some buckets show them."""
+        ems_pool_lift(&self.pool, bucket, nbuckets)
 
     def worst(self, uint64_t bucket, uint64_t nbuckets, uint32_t k, bint by_value):
         """(slots, recency words) of the k entries to evict first, by value or recency, as u64s."""

@@ -56,6 +56,7 @@ cdef extern from "pool.h":
                                       uint32_t nkeep) nogil
     void ems_pool_withdraw(ems_pool *p, uint64_t slot) nogil
     uint32_t ems_pool_units(const ems_pool *p, uint64_t slot) nogil
+    void ems_pool_lift(ems_pool *p, uint64_t bucket, uint64_t nbuckets) nogil
     void ems_pool_survey(ems_pool *p, uint64_t bucket, uint64_t nbuckets) nogil
     uint32_t ems_pool_worst(ems_pool *p, uint64_t bucket, uint64_t nbuckets, uint32_t k,
                             int by_value, uint64_t *slots, uint64_t *marks) nogil

@@ -157,13 +157,13 @@ def _serve_from_pool(
         found = memory.reader.present(keys, count, memory.now_ns)
         yield found
         if found < count:
-            _save(memory, session, number, keys[16 * found :], count - found)
+            _save(memory, session, number, keys, count)
         pool.relieve()
 
 
 def _save(memory: MemoryPool, session: int, request: int, keys: bytes, count: int) -> None:
     lengths = struct.pack("<Q", UNIT) * count
-    statuses, _ = memory.pool.reserve(session, request, keys, lengths, True, False, memory.now_ns)
+    statuses, _ = memory.pool.reserve(session, request, keys, lengths, False, False, memory.now_ns)
     granted = [position for position in range(count) if statuses[position] == 0]
     positions = struct.pack(f"<{len(granted)}I", *granted)
     sums = bytes(8 * len(granted))

@@ -144,12 +144,18 @@ class Save:
                 first += count
 
     def _absent(self, keys: range) -> range:
-        """Leave out the keys at the head that the index shows: that costs no message."""
+        """Leave out the keys at the head that the index shows: that costs no message.
+
+        Of a chain the last of them goes along, if something follows: it shows the server what that
+        follows on, so that its head is kept as long as it is.
+        """
         first, count = keys.start, len(keys)
         digests = self._digests
         if count < self._spans.nkeys:
             digests = digests[DIGEST_BYTES * first : DIGEST_BYTES * keys.stop]
         found = self._context.reader.present(digests, count, self._mark_ns(first))
+        if found and found < count and self._chain and self._share is None:
+            found -= 1
         if found:
             self._there[first : first + found] = b"\1" * found
             self._context.counters.add(Count.SAVE_PRESENT, found)

@@ -96,7 +96,8 @@ static uint64_t last_look(const struct ems_history *h, uint64_t bucket)
     return h->looked[bucket / EMS_SEGMENT_BUCKETS];
 }
 
-static int lru_has(const struct ems_history *h, uint64_t age) { return !h->lru_age || age <= h->lru_age; }
+/* Of a key with this mark. What LRU keeps only grows younger, so since the tally it can be less. */
+static int lru_has(const struct ems_history *h, uint64_t mark) { return ems_mark_tick(mark) >= h->lru_since; }
 
 void ems_history_notice(struct ems_history *h, uint64_t slot, uint64_t mark)
 {
@@ -114,7 +115,7 @@ void ems_history_notice(struct ems_history *h, uint64_t slot, uint64_t mark)
         expose(h, class, i ? 0 : known, waited);
     }
     h->hits += used;
-    h->lru_hits += lru_has(h, waited) ? used : 0;
+    h->lru_hits += used - !lru_has(h, old);
 }
 
 void ems_history_renew(struct ems_history *h, uint64_t slot, uint64_t old, uint64_t mark, int behind)
@@ -125,7 +126,7 @@ void ems_history_renew(struct ems_history *h, uint64_t slot, uint64_t old, uint6
     h->seen[slot] = mark;
     h->reuse[class][age_class(waited)] += 1;
     expose(h, class, since(last_look(h, slot / EMS_BUCKET_SLOTS), ems_mark_tick(old)), waited);
-    h->lru_hits += behind && lru_has(h, waited);
+    h->lru_hits += behind && lru_has(h, old);
 }
 
 /* ---- ghosts -------------------------------------------------------------------------------- */
@@ -163,7 +164,7 @@ void ems_history_enter(struct ems_history *h, uint64_t slot, const uint64_t dige
     unsigned class = class_of(old & 0xffff, (uint8_t)h->ghost_name[g]);
     h->reuse[class][age_class(waited)] += 1;
     expose(h, class, since(last_look(h, g / EMS_GHOSTS), ems_mark_tick(old)), waited);
-    h->lru_hits += h->lru_age && lru_has(h, waited);
+    h->lru_hits += h->lru_since && lru_has(h, old);
     h->ghost_mark[g] = 0;
 }
 
@@ -283,24 +284,24 @@ static void learn_values(struct ems_history *h)
 
 /* The age that as many of all keys, here or gone, have not reached as there are entries (rounded up,
  * in favour of LRU); returns the share of them that is gone. */
-static double find_lru_age(struct ems_history *h, uint64_t coming)
+static double find_lru(struct ems_history *h, uint64_t coming)
 {
-    uint64_t entries = coming, younger = 0, gone = 0;
-    h->lru_age = 0;
+    uint64_t entries = coming, younger = 0, gone = 0, age = 0;
     for (unsigned i = 0; i < EMS_FINE_AGES; i++)
         entries += h->entries_by_age[i];
     for (unsigned i = 0; i < EMS_FINE_AGES && younger < entries; i++) {
         younger += h->entries_by_age[i] + h->ghosts_by_age[i];
         gone += h->ghosts_by_age[i];
         if (younger >= entries)
-            h->lru_age = step_begin(i + 1, FINE);
+            age = step_begin(i + 1, FINE);
     }
+    h->lru_since = age ? since(h->pass_began, age) : 0;
     return entries ? (double)gone / (double)entries : 0;
 }
 
 struct ems_tally ems_history_tally(struct ems_history *h, uint64_t coming)
 {
-    struct ems_tally tally = {h->hits, h->lru_hits, find_lru_age(h, coming)};
+    struct ems_tally tally = {h->hits, h->lru_hits, find_lru(h, coming)};
     h->hits = h->lru_hits = 0;
     memset(h->entries_by_age, 0, sizeof h->entries_by_age);
     memset(h->ghosts_by_age, 0, sizeof h->ghosts_by_age);

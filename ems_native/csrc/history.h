@@ -31,8 +31,10 @@ struct ems_history {
     double exposure[EMS_CLASSES][EMS_AGES]; /* ticks that keys spent at that age */
     float value[EMS_CLASSES][EMS_AGES];
     uint64_t entries_by_age[EMS_FINE_AGES], ghosts_by_age[EMS_FINE_AGES]; /* of the pass that goes on */
-    /* Least recently used would have kept what is at most that old; 0 = everything. */
-    uint64_t lru_age;
+    /* Least recently used would have kept what was used from then on, as of the last tally; 0 =
+     * everything. A tick and no age: how fast room is taken changes from one request to the next. */
+    uint64_t lru_since;
+    uint64_t pass_began; /* tick of the first look of this pass over all buckets */
     uint64_t hits, lru_hits; /* since the last tally */
 };
 

@@ -80,9 +80,7 @@ static int find(const struct ems_reader *r, const uint64_t digest[2], struct ems
 static void touch(const struct ems_reader *r, uint64_t slot, uint64_t tick)
 {
     uint64_t *word = &r->recency[slot], old = ems_get(word);
-    int64_t age = (int64_t)(tick - ems_mark_tick(old));
-    /* A mark a little newer than ours is another reader's; one from far ahead is nonsense. */
-    if (age < EMS_RECENT_TICKS && age > -(int64_t)EMS_AHEAD_TICKS)
+    if (ems_mark_is_young(old, tick))
         return;
     uint64_t uses = old & 0xffff;
     ems_set(word, ems_mark(tick, uses < 0xffff ? uses + 1 : uses));

@@ -145,6 +145,13 @@ static inline uint64_t ems_mark_used(uint64_t word, uint64_t more)
     return (word & ~0xffffull) | (uses < 0xffff ? uses : 0xffff);
 }
 static inline uint64_t ems_mark_tick(uint64_t word) { return word >> 16; }
+/* Whether a use at `tick` is the one that the word tells of. A mark a little newer is another reader's;
+ * one from far ahead is nonsense. */
+static inline int ems_mark_is_young(uint64_t word, uint64_t tick)
+{
+    int64_t age = (int64_t)(tick - ems_mark_tick(word));
+    return age < EMS_RECENT_TICKS && age > -(int64_t)EMS_AHEAD_TICKS;
+}
 
 /* Where a digest may live. The digest is uniformly random (keyed BLAKE2b), so its words are used
  * as they are; the two candidate buckets are always different. */

@@ -198,6 +198,7 @@ void ems_link_record(struct ems_pool *p, uint32_t i, uint32_t after)
     enter_busy(p, i);
     p->links[i].peer_next = EMS_NONE;
     p->links[i].request_next = EMS_NONE;
+    p->links[i].follower = 0;
     if (after != EMS_NONE) {
         p->links[after].peer_next = i;
     } else {
@@ -271,24 +272,41 @@ uint32_t ems_pool_reserve(struct ems_pool *p, uint32_t session, uint64_t request
 {
     uint32_t last = last_of_request(p, session, request);
     uint64_t before = 0;     /* link to the key before, if it is there */
+    uint32_t granted = EMS_NONE; /* record of the key before, if it has one */
     int missing = first > 0; /* one of the keys before was not there */
     ems_history_advance(&p->history, now_ns);
+    if (first) { /* room was made meanwhile */
+        uint64_t digest[2], slot = UINT64_MAX;
+        memcpy(digest, digests + 16 * (uint64_t)(first - 1), 16);
+        if (statuses[first - 1] == EMS_PRESENT)
+            slot = find_slot(p, digest);
+        if (slot != UINT64_MAX)
+            before = ems_link_to(p, slot);
+        if (last != EMS_NONE && p->records[last].position == first - 1)
+            granted = last;
+    }
     for (uint32_t k = first; k < n; k++) {
         uint64_t digest[2], predecessor = before;
         memcpy(digest, digests + 16 * (uint64_t)k, 16);
         if (!replace) {
             uint64_t slot = find_slot(p, digest);
             if (slot != UINT64_MAX) {
-                uint64_t old = ems_get(&p->recency[slot]);
-                uint64_t mark = ems_mark_used(ems_mark(ems_tick(now_ns) - k, 1), old);
-                ems_history_renew(&p->history, slot, old, mark, missing);
-                ems_set(&p->recency[slot], mark);
+                uint64_t old = ems_get(&p->recency[slot]), tick = ems_tick(now_ns) - k;
+                if (!ems_mark_is_young(old, tick)) { /* whoever saves has often just loaded it */
+                    uint64_t mark = ems_mark_used(ems_mark(tick, 1), old);
+                    ems_history_renew(&p->history, slot, old, mark, missing);
+                    ems_set(&p->recency[slot], mark);
+                }
                 statuses[k] = EMS_PRESENT;
                 before = ems_link_to(p, slot);
+                if (granted != EMS_NONE)
+                    p->links[granted].follower = before;
+                granted = EMS_NONE;
                 continue;
             }
         }
         before = 0;
+        granted = EMS_NONE;
         missing = 1;
         if (!force && is_busy(p, digest)) {
             statuses[k] = EMS_BUSY;
@@ -317,7 +335,7 @@ uint32_t ems_pool_reserve(struct ems_pool *p, uint32_t session, uint64_t request
         };
         write_record(p, i, &r);
         ems_link_record(p, i, last);
-        last = i;
+        last = granted = i;
         statuses[k] = EMS_GRANTED;
         offsets[k] = r.offset;
     }
@@ -428,6 +446,14 @@ static const struct ems_past *recall(struct ems_pool *p, uint32_t record, uint32
     return p->pasts;
 }
 
+/* A key that was there all along has its predecessor again. */
+static void follow_on(struct ems_pool *p, uint64_t link, uint64_t predecessor)
+{
+    uint64_t slot = (uint32_t)link - 1ull;
+    if (p->unit_of[slot] != EMS_NONE && (uint32_t)ems_entry_at(p, slot)->sequence == link >> 32)
+        ems_set(&ems_entry_at(p, slot)->predecessor, predecessor);
+}
+
 void ems_pool_commit(struct ems_pool *p, uint32_t session, uint64_t request, uint32_t n,
                      const uint32_t *positions, const uint64_t *checksums, int chain, uint64_t now_ns,
                      uint8_t *statuses)
@@ -450,11 +476,14 @@ void ems_pool_commit(struct ems_pool *p, uint32_t session, uint64_t request, uin
             continue;
         }
         uint32_t next = p->links[i].peer_next;
+        uint64_t follower = p->links[i].follower;
         struct ems_past past = pasts ? pasts[k] : (struct ems_past){0, 0};
         uint64_t mark = ems_mark_used(ems_mark(ems_tick(now_ns) - positions[k], 1), past.uses), slot;
         uint64_t before = p->records[i].predecessor ? p->records[i].predecessor : predecessor;
         statuses[k] = (uint8_t)commit_record(p, i, checksums[k], chain ? before : 0, mark, past.birth, &slot);
         predecessor = ems_link_to(p, slot);
+        if (chain && follower)
+            follow_on(p, follower, predecessor);
         if (previous != EMS_NONE)
             p->links[previous].peer_next = next;
         else

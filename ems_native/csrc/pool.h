@@ -17,6 +17,7 @@ struct ems_pool_link {
     uint32_t busy_next;    /* next record whose digest falls into the same chain */
     uint32_t request_next; /* next *first* record of a request in the same chain */
     uint32_t peer_next;    /* next record of the same request, by rising position */
+    uint64_t follower;     /* link to the key behind it, if that was there already; 0 = none */
 };
 
 /* What recovery found and mended. */
@@ -85,8 +86,10 @@ uint32_t ems_pool_release_session(struct ems_pool *p, uint32_t session, const ui
 void ems_pool_withdraw(struct ems_pool *p, uint64_t slot);
 /* Units of the extent of a slot, 0 when it is empty. */
 uint32_t ems_pool_units(const struct ems_pool *p, uint64_t slot);
-/* Looks at some buckets: makes heads of chains as young as their descendants, counts ages. */
+/* Counts ages, here and gone, of some buckets. */
 void ems_pool_survey(struct ems_pool *p, uint64_t bucket, uint64_t nbuckets);
+/* Gives heads of chains the marks of their tails, as far as entries of some buckets show them. */
+void ems_pool_lift(struct ems_pool *p, uint64_t bucket, uint64_t nbuckets);
 /* Lists the `k` entries of some buckets to evict first: by value, or (the same for equal values) the
  * least recently used. */
 uint32_t ems_pool_worst(struct ems_pool *p, uint64_t bucket, uint64_t nbuckets, uint32_t k, int by_value,

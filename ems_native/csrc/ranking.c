@@ -70,13 +70,21 @@ static uint64_t end_of(const struct ems_pool *p, uint64_t bucket, uint64_t nbuck
     return bucket + nbuckets < p->nbuckets ? bucket + nbuckets : p->nbuckets;
 }
 
-void ems_pool_survey(struct ems_pool *p, uint64_t bucket, uint64_t nbuckets)
+void ems_pool_lift(struct ems_pool *p, uint64_t bucket, uint64_t nbuckets)
 {
     uint64_t end = end_of(p, bucket, nbuckets);
     ems_history_advance(&p->history, ems_get(&p->header->heartbeat_ns));
     for (uint64_t slot = bucket * EMS_BUCKET_SLOTS; slot < end * EMS_BUCKET_SLOTS; slot++)
         if (p->unit_of[slot] != EMS_NONE)
             lift_ancestors(p, slot, word_of(p, slot));
+}
+
+void ems_pool_survey(struct ems_pool *p, uint64_t bucket, uint64_t nbuckets)
+{
+    uint64_t end = end_of(p, bucket, nbuckets);
+    ems_history_advance(&p->history, ems_get(&p->header->heartbeat_ns));
+    if (!bucket)
+        p->history.pass_began = p->history.now;
     for (uint64_t slot = bucket * EMS_BUCKET_SLOTS; slot < end * EMS_BUCKET_SLOTS; slot++)
         if (p->unit_of[slot] != EMS_NONE)
             ems_history_age_entry(&p->history, slot);

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ems.bench.conversations import make_conversations
 from ems.bench.models import MODELS
@@ -207,12 +210,83 @@ def chains(capacity: int, rng: random.Random) -> list[list[int]]:
     return out
 
 
-@pytest.mark.parametrize("make", [loop, just_fits, drift, turns, chains])
-@pytest.mark.parametrize("capacity", [256, 1000])
-def test_never_much_worse_than_lru(make: object, capacity: int) -> None:
-    requests = make(capacity, random.Random(capacity))  # type: ignore[operator]
+def halves(capacity: int, rng: random.Random) -> list[list[int]]:
+    """Two chains that fit together, now and then a third that takes the room of much of one."""
+    half = capacity * 12 // 25
+    out: list[list[int]] = []
+    for number in range(100):
+        out.append([10**6 * (number % 2) + n for n in range(half)])
+        if number % 17 == 0:
+            out.append([10**6 * (5 + number) + n for n in range(rng.randrange(half))])
+    return out
+
+
+def long_ones(capacity: int, rng: random.Random) -> list[list[int]]:
+    """Chains of a third to two thirds of the pool, three at a time."""
+
+    def fresh(name: int) -> list[int]:
+        return [name * 10**6 + n for n in range(int(capacity * rng.uniform(0.3, 0.6)))]
+
+    held = [fresh(name) for name in range(3)]
+    out = []
+    for number in range(80):
+        out.append(held[number % rng.choice([1, 2, 2, 3])])
+        if rng.random() < 0.1:
+            held[rng.randrange(3)] = fresh(100 + number)
+    return out
+
+
+def pairs(capacity: int, rng: random.Random) -> list[list[int]]:
+    """Everything is used twice, the second time just before LRU lets it go."""
+    gap = capacity * 9 // 20
+    return [[at] for n in range(8 * capacity) for at in ([n, n - gap] if n >= gap else [n])]
+
+
+def flips(capacity: int, rng: random.Random) -> list[list[int]]:
+    """A loop that does not fit, then pairs, again and again: each teaches the wrong thing."""
+    out: list[list[int]] = []
+    for phase in range(8):
+        part = (loop, pairs)[phase % 2](capacity, rng)[: 3 * capacity]
+        out += [[10**7 * phase + n for n in one] for one in part]
+    return out
+
+
+def scans(capacity: int, rng: random.Random) -> list[list[int]]:
+    """What is used often, between what is used once."""
+    hot = capacity * 3 // 5
+    return [[rng.choice([rng.randrange(hot), hot + n])] for n in range(20 * capacity)]
+
+
+FAMILIES = [loop, just_fits, drift, turns, chains, halves, long_ones, pairs, flips, scans]
+
+
+def check_beside_lru(requests: Sequence[Sequence[int]], capacity: int) -> None:
     ours, lru = (blocks_found(requests, policy, capacity) for policy in ("pool", "lru"))
     assert ours >= 0.99 * lru - capacity
+
+
+@pytest.mark.parametrize("make", FAMILIES)
+@pytest.mark.parametrize("capacity", [256, 1000])
+def test_never_much_worse_than_lru(make: object, capacity: int) -> None:
+    check_beside_lru(make(capacity, random.Random(capacity)), capacity)  # type: ignore[operator]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(FAMILIES), st.integers(0, 2**16)), min_size=2, max_size=6)
+)
+@settings(max_examples=int(os.environ.get("EMS_EVICTION_EXAMPLES", "15")))
+def test_nor_where_one_thing_follows_another(parts: list[tuple[object, int]]) -> None:
+    """The long form: EMS_EVICTION_EXAMPLES=1000."""
+    capacity = 256
+    requests: list[list[int]] = []
+    for number, (make, seed) in enumerate(parts):
+        part = make(capacity, random.Random(seed))  # type: ignore[operator]
+        at, left = seed % len(part), 4 * capacity
+        while left > 0 and at < len(part):
+            requests.append([10**10 * number + n for n in part[at]])
+            left -= len(part[at])
+            at += 1
+    check_beside_lru(requests, capacity)
 
 
 def test_a_loop_larger_than_the_pool_is_kept_in_part() -> None:

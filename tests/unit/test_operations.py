@@ -487,3 +487,24 @@ def test_failures_are_counted(bench: Bench) -> None:
     assert bench.counters[Count.SAVE_ERRORS] == 1
     assert bench.counters[Count.SAVE_CANCELLED] == 1
     assert bench.counters[Count.SAVE_TIMEOUTS] == 1
+
+
+def test_a_save_shows_the_server_what_it_goes_on_with(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last key that is there: so the new ones are known to follow on it, and keep it alive."""
+    named: list[bytes] = []
+    reserve = bench.channel.reserve
+
+    def noted(request: int, digests: bytes, *rest: Any) -> tuple[bytes, bytearray]:
+        named.append(digests)
+        return reserve(request, digests, *rest)
+
+    monkeypatch.setattr(bench.channel, "reserve", noted)
+    for keys in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]):
+        buffers = Buffers([pattern(key, 5000) for key in keys])
+        saved = save(bench.context, digests_of(keys), buffers.spans, soon(), replace=False)
+        assert saved == len(keys)
+    assert named == [digests_of([1, 2, 3]), digests_of([3, 4, 5])]
+    assert bench.counters[Count.SAVE_PRESENT] == 3 + 5
+    assert bench.counters[Count.SAVE_COMMITTED] == 5

@@ -73,6 +73,7 @@ class Listing:
     def _list_worst(self, index: Writer) -> None:
         segment = min(SEGMENT_BUCKETS, self._buckets - self._hand)
         surveyed = self._round % SURVEY_EVERY == 0
+        index.lift(self._hand, segment)
         if surveyed:
             index.survey(self._hand, segment)
         many = self._buckets >= MANY_SEGMENTS * SEGMENT_BUCKETS
