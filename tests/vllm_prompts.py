@@ -16,11 +16,27 @@ def prompt(seed: int, tokens: int = 600) -> list[int]:
 
 
 def engine(
-    model: Path, pool: LocalPool, extra: dict[str, Any] | None = None, **more: Any
+    model: Path,
+    pool: LocalPool,
+    extra: dict[str, Any] | None = None,
+    *,
+    layered: bool = False,
+    **more: Any,
 ) -> Engine:
-    """An engine with EMS that looks often at a server that is away."""
+    """An engine with EMS that looks often at a server that is away.
+
+    Args:
+        model: folder of the model.
+        pool: to use.
+        extra: settings of the connector.
+        layered: whether all loads are made layer by layer; tests/vllm must be on the path.
+        more: arguments of the engine.
+    """
     settings = {"probe_interval_s": 0.2, **(extra or {})}
-    return Engine(model, ems_transfer(pool.root, **settings), **more)
+    transfer = ems_transfer(pool.root, **settings)
+    if layered:
+        transfer["kv_connector_module_path"] = "layered_ems"
+    return Engine(model, transfer, **more)
 
 
 def wait_for_hits(one: Engine, tokens: list[int]) -> None:

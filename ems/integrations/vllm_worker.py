@@ -26,8 +26,12 @@ __all__ = ["WorkerHalf"]
 
 PATIENCE_S = 0.05
 """How long a preempted request's saves may go on before they are cancelled."""
-LAYERED_BYTES = 2 << 20
-"""Smaller loads are over before another thread would have begun them."""
+LAYERED_BYTES = 8 << 20
+"""Smaller loads are made before the forward pass: to hand one to another thread costs more.
+
+Measured, what a load adds to a forward pass of 12 layers of 0.5 ms (beside it; before it), us:
+1 MiB 579; 138, 4 MiB 571; 335, 8 MiB 641; 583, 16 MiB 843; 1,138, 64 MiB 1,211; 3,596.
+"""
 _COUNTED = (
     "load_calls", "load_keys", "load_hits", "load_bytes", "load_ns", "load_timeouts", "load_errors",
     "miss_absent", "miss_changing", "miss_length", "miss_retired", "miss_checksum",

@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from layered_ems import EmsConnector
+
 from ems import CcFuture, CcResult, ContextCaching, KvPages, PageCaching, PageLoad
-from ems.integrations import vllm_worker
-from ems.integrations.vllm import EmsConnector
 
 __all__ = ["EmsConnector"]
-
-vllm_worker.LAYERED_BYTES = 1  # the blocks of a tiny model too come layer by layer
 
 _register, _save, _load, _load_by_page, _result = (
     ContextCaching.register_pages,

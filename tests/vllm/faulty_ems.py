@@ -6,13 +6,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from layered_ems import EmsConnector
+
 from ems import CcFuture, ContextCaching, EmsErrorCode, EmsException, PageCaching, PageLoad
-from ems.integrations import vllm_worker
-from ems.integrations.vllm import EmsConnector
 
 __all__ = ["EmsConnector"]
-
-vllm_worker.LAYERED_BYTES = 1  # the blocks of a tiny model too come layer by layer
 
 _chosen = random.Random(11)
 _raised = 0

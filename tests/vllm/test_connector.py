@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm_prompts import engine, prompt, wait_for_hits
@@ -21,18 +22,20 @@ PROMPTS = [prompt(1), prompt(2, 728), prompt(3, 127)]
 CACHED = [512, 640, 0]
 
 
-def test_three_engines_in_a_row(models: dict[str, Path]) -> None:
+def test_three_engines_in_a_row(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """One test: each engine takes ten seconds to start."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     model = models["float32"]
+    fixed: dict[str, Any] = {"dtype": "float32", "disable_log_stats": False}
     with LocalPool("256MiB") as pool:
-        with engine(model, pool, dtype="float32", disable_log_stats=False) as first:
+        with engine(model, pool, **fixed) as first:
             cold = save_all(first)
-        with engine(model, pool, dtype="float32", disable_log_stats=False) as second:
+        with engine(model, pool, layered=True, **fixed) as second:
             load_all(second, cold)
             live_without_a_server(second, pool, cold)
         overwrite_with_noise(pool)
         # Checksums off: with them noise is computed instead.
-        with engine(model, pool, {"verify": False}, dtype="float32") as noisy:
+        with engine(model, pool, {"verify": False}, layered=True, dtype="float32") as noisy:
             wrong = noisy.generate(PROMPTS, max_tokens=60)
     assert [one.cached for one in wrong] == CACHED
     assert [one == other for one, other in zip(tokens(wrong), cold)] == [False, False, True]

@@ -49,19 +49,23 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("extra", "more"), CASES.values(), ids=CASES)
 def test_a_restarted_engine_goes_on_with_the_tokens_of_a_local_hit(
-    models: dict[str, Path], pool: LocalPool, extra: dict[str, Any], more: dict[str, Any]
+    models: dict[str, Path],
+    pool: LocalPool,
+    extra: dict[str, Any],
+    more: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     dtype = more.get("dtype", "bfloat16")
     block = more.get("block_size", 128)
-    # The second is long enough to be loaded layer by layer.
-    prompts = [prompt(1), prompt(2, 1400 + block), prompt(3, block - 1)]
+    prompts = [prompt(1), prompt(2, 600 + block), prompt(3, block - 1)]
     expected = [(len(one) - 1) // block * block for one in prompts]
     with engine(models[dtype], pool, extra, **more) as first:
         cold = first.generate(prompts)
         local = first.generate(prompts)
     assert [one.cached for one in cold] == [0, 0, 0]
     assert [one.cached for one in local] == expected
-    with engine(models[dtype], pool, extra, **more) as second:
+    with engine(models[dtype], pool, extra, layered=True, **more) as second:
         restored = second.generate(prompts)
         second.forget()
         again = second.generate(prompts)
