@@ -111,5 +111,5 @@ def measure_replay(
         )
     progress(f"{workload.name}: simulating them")
     # Of a pool of whole huge pages, which may be a few blocks more.
-    outcome = simulate(workload, "pool", report.capacity_bytes // settings.block_bytes)
+    outcome = simulate(workload, "pool", report.capacity_bytes // settings.block_bytes, whole=False)
     return ReplayReport(settings, report, outcome.token_ratio)

@@ -85,13 +85,18 @@ def distinct_blocks(workload: Workload) -> int:
     return len({block for request in workload.requests for block in request.hashes})
 
 
-def simulate(workload: Workload, policy: str, capacity_blocks: int) -> Outcome:
+def simulate(
+    workload: Workload, policy: str, capacity_blocks: int, *, whole: bool = True
+) -> Outcome:
     """Serve a workload in its order and count what is found.
 
     Args:
-        workload: the requests; each loads what it finds of its prefix and saves the rest.
+        workload: the requests; each loads what it finds of its prefix and saves its blocks.
         policy: one of `POLICIES`.
         capacity_blocks: room of the cache, at least 1.
+        whole: whether the pool is told of all blocks of a save, as by engines that name them by
+            hash (what is there costs a look); or only of those behind what was found, as by the
+            key-value calls of a replay.
 
     Raises:
         EmsException: `EMS_INVALID_ARGUMENT` for a policy that does not exist or no room.
@@ -105,7 +110,7 @@ def simulate(workload: Workload, policy: str, capacity_blocks: int) -> Outcome:
             model.serve(n, request.hashes) for n, request in enumerate(workload.requests)
         )
     elif policy in _POOL_POLICIES:
-        found = _serve_from_pool(workload, _POOL_POLICIES[policy], capacity_blocks)
+        found = _serve_from_pool(workload, _POOL_POLICIES[policy], capacity_blocks, whole)
     else:
         known = ", ".join(POLICIES)
         raise invalid_argument(f"there is no policy {policy!r}; there are {known}")
@@ -142,7 +147,10 @@ def simulate_all(
 
 
 def _serve_from_pool(
-    workload: Workload, policy: Callable[[int], EvictionPolicy], capacity_blocks: int
+    workload: Workload,
+    policy: Callable[[int], EvictionPolicy],
+    capacity_blocks: int,
+    whole: bool,
 ) -> Iterator[int]:
     memory = MemoryPool(capacity_blocks * UNIT, capacity_blocks * SLOTS_PER_BLOCK, policy=policy)
     pool, session = memory.pool, memory.session()
@@ -157,7 +165,8 @@ def _serve_from_pool(
         found = memory.reader.present(keys, count, memory.now_ns)
         yield found
         if found < count:
-            _save(memory, session, number, keys, count)
+            begin = 0 if whole else found
+            _save(memory, session, number, keys[16 * begin :], count - begin)
         pool.relieve()
 
 
