@@ -13,11 +13,10 @@ from fix_pool import status_of, wait_until
 from ems.testing import LocalPool
 from ems.testing.child import child_environment
 
-# Who was started in the background inherits that interrupts are ignored. The interpreter drops one
-# that comes while it collects what has a weak reference to it, as the connection of `init` has.
+# The interpreter drops an interrupt that comes while it collects what has a weak reference to it, as
+# the connection of `init` has.
 PREPARED = """
-import gc, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)
+import gc, sys, time
 from ems import *
 Ems.init(EmsConfig(cc_config=CcConfig(0, 0, 'local'), root=sys.argv[1]))
 cc, long = Ems.get_cc(), CcKvOption(timeout=20000)

@@ -143,7 +143,8 @@ def test_cancelled_saves_leave_nothing_reserved(cc: ContextCaching, local_pool: 
         futures = [
             cc.async_save(LONG, [key], [value]) for key, value in zip(KEYS, source.value_list)
         ]
-        await asyncio.sleep(0.002)
+        while not futures[0].done():  # most wait for their turn still
+            await asyncio.sleep(0)
         for future in futures:
             future.cancel()
         return await asyncio.gather(*futures, return_exceptions=True)
