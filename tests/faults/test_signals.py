@@ -13,8 +13,8 @@ from fix_pool import status_of, wait_until
 from ems.testing import LocalPool
 from ems.testing.child import child_environment
 
-# The interpreter drops an interrupt that comes while it collects what has a weak reference to it, as
-# the connection of `init` has.
+# The interpreter drops an interrupt that comes while it collects what has a weak reference to it,
+# as the connection of `init` has.
 PREPARED = """
 import gc, sys, time
 from ems import *

@@ -143,8 +143,7 @@ def test_cancelled_saves_leave_nothing_reserved(cc: ContextCaching, local_pool: 
         futures = [
             cc.async_save(LONG, [key], [value]) for key, value in zip(KEYS, source.value_list)
         ]
-        while not futures[0].done():  # most wait for their turn still
-            await asyncio.sleep(0)
+        await futures[0]  # most wait for their turn still
         for future in futures:
             future.cancel()
         return await asyncio.gather(*futures, return_exceptions=True)
